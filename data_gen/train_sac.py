@@ -1,0 +1,249 @@
+"""Trains one expert with Stable-Baselines3's SAC and keeps its checkpoints, to choose the four data policies from.
+
+    python data_gen/train_sac.py --task door-open          # -> experts/door-open/{actors/*.pt, checkpoints.csv}
+    python data_gen/train_sac.py --task door-open --resume # after a kill
+
+Meta-World: half of each minibatch comes from scripted demonstrations and the critics have LayerNorm (RLPD, Ball et
+al. 2023), which reaches in some 40,000 steps what plain SAC (`--demo-episodes 0`) needs hundreds of thousands for. It
+is still SAC with the same tanh-Gaussian actor. Locomotion: plain SAC.
+"""
+
+import csv
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+import torch
+import tyro
+from actors import Actor, save_actor
+from envs import METAWORLD_TASKS, SacEnv, make_env, scripted_episode
+from stable_baselines3 import SAC
+from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.policies import ContinuousCritic
+from stable_baselines3.common.torch_layers import create_mlp
+from stable_baselines3.common.type_aliases import ReplayBufferSamples
+from stable_baselines3.sac.policies import SACPolicy
+from torch import nn
+from tqdm import tqdm
+
+BUFFER_KEYS = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
+CSV_FIELDS = ("step", "success", "return", "episodes", "minutes")
+
+
+@dataclass
+class Args:
+    task: str = "door-open"
+    """one of the fourteen tasks"""
+    seed: int = 1
+    """seeds networks, exploration and episodes"""
+    total_steps: int | None = None
+    """most environment steps [Meta-World: 200,000; locomotion: 2,000,000]"""
+    demo_episodes: int | None = None
+    """episodes of the scripted expert in half of each minibatch; 0 is plain SAC [Meta-World: 40; locomotion: 0]"""
+    checkpoint_every: int | None = None
+    """steps between saved and evaluated actors [Meta-World: 2,000; locomotion: 10,000]"""
+    eval_episodes: int = 10
+    """episodes with sampled actions for each checkpoint"""
+    stop_at: float | None = None
+    """stop once the last 5 checkpoints average this: success on Meta-World [0.97], return on locomotion [never]"""
+    batch_size: int = 128
+    """transitions in each minibatch"""
+    learning_rate: float = 3e-4
+    """Adam, for actor, critics and temperature; falls linearly to a tenth over the last half of total_steps"""
+    out: str = "experts"
+    """parent of the output folder <out>/<task>"""
+    resume: bool = False
+    """continue from the last saved state, at most a few minutes old"""
+
+
+class LayerNormCritic(ContinuousCritic):
+    """Q-networks with LayerNorm after each hidden linear layer: values stay bounded on actions not in the data."""
+
+    def __init__(self, observation_space, action_space, net_arch, *args, **kwargs):
+        super().__init__(observation_space, action_space, net_arch, *args, **kwargs)
+        in_dim = observation_space.shape[0] + action_space.shape[0]
+        self.q_networks = []
+        for i in range(self.n_critics):
+            q_net = nn.Sequential(*create_mlp(in_dim, 1, net_arch, nn.ReLU, post_linear_modules=[nn.LayerNorm]))
+            self.add_module(f"qf{i}", q_net)
+            self.q_networks.append(q_net)
+
+
+class LayerNormPolicy(SACPolicy):
+    def make_critic(self, features_extractor=None):
+        kwargs = self._update_features_extractor(self.critic_kwargs, features_extractor)
+        return LayerNormCritic(**kwargs).to(self.device)
+
+
+class DemoReplayBuffer(ReplayBuffer):
+    """Half of every sample comes from `self.demos`, a ReplayBuffer of demonstrations."""
+
+    demos: ReplayBuffer | None = None
+
+    def sample(self, batch_size, env=None):
+        if self.demos is None:
+            return super().sample(batch_size, env)
+        parts = (super().sample(batch_size // 2, env), self.demos.sample(batch_size - batch_size // 2, env))
+        fields = [torch.cat(pair) for pair in zip(*(part[:5] for part in parts), strict=True)]
+        return ReplayBufferSamples(*fields)
+
+
+def demonstrations(task: str, episodes: int, seed: int, buffer_args: tuple) -> ReplayBuffer:
+    """Scripted episodes with action noise 0, 0.1, 0.3 in turn."""
+    env, rng = make_env(task), np.random.default_rng([seed, 1])
+    buffer = ReplayBuffer(episodes * 250, *buffer_args)
+    successes = []
+    for i in range(episodes):
+        demo = scripted_episode(env, task, int(rng.integers(2**31)), (0.0, 0.1, 0.3)[i % 3], rng)
+        successes.append(demo["success"])
+        for t in range(len(demo["act"])):
+            buffer.add(demo["obs"][t], demo["obs"][t + 1], demo["act"][t], 0.1 * demo["reward"][t], False, [{}])
+    tqdm.write(f"{episodes} scripted episodes, success {np.mean(successes):.0%}")
+    return buffer
+
+
+def evaluate_actor(actor: Actor, env, episodes: int, rng: np.random.Generator) -> tuple[float, float]:
+    """Mean success (at any step; NaN where there is none) and mean unscaled return, with sampled actions."""
+    successes, returns = [], []
+    for _ in range(episodes):
+        obs, total, success, ended = env.reset(int(rng.integers(2**31))), 0.0, 0.0, False
+        while not ended:
+            obs, reward, now, ended = env.step(actor.act(obs, rng.standard_normal(env.act_dim)))
+            total, success = total + reward, max(success, now)
+        successes.append(success), returns.append(total)
+    return float(np.mean(successes)), float(np.mean(returns))
+
+
+class Checkpoints(BaseCallback):
+    """Saves and measures actors, saves the training state, shows progress, stops when good enough for long enough."""
+
+    def __init__(self, args: Args, folder: Path, rows: list[dict], minutes: float):
+        super().__init__()
+        self.args, self.folder, self.rows, self.minutes_before = args, folder, rows, minutes
+        self.eval_env = make_env(args.task)
+        self.started = self.saved = time.time()
+
+    def _on_training_start(self):
+        self.bar = tqdm(total=self.args.total_steps, initial=self.num_timesteps, unit="step", smoothing=0.05)
+
+    def _on_step(self) -> bool:
+        self.bar.update(1)
+        if time.time() - self.saved > 240:
+            self.save_state()
+        if self.num_timesteps % self.args.checkpoint_every:
+            return True
+        args, step = self.args, self.num_timesteps
+        path = self.folder / "actors" / f"step_{step:07d}.pt"
+        save_actor(path, self.model.actor, task=args.task, step=step, seed=args.seed)
+        rng = np.random.default_rng([args.seed, 2, step])
+        success, ret = evaluate_actor(Actor(path), self.eval_env, args.eval_episodes, rng)
+        minutes = round(self.minutes_before + (time.time() - self.started) / 60, 1)
+        row = dict(zip(CSV_FIELDS, (step, success, round(ret, 1), args.eval_episodes, minutes), strict=True))
+        self.rows.append(row)
+        write_csv(self.folder / "checkpoints.csv", self.rows)
+        self.logger.record("eval/success_rate", success)
+        self.logger.record("eval/episodic_return", ret)
+        self.bar.set_postfix(success=f"{success:.0%}", ret=f"{ret:.0f}")
+        score = "success" if args.task in METAWORLD_TASKS else "return"
+        recent = [row[score] for row in self.rows[-5:]]
+        if len(recent) == 5 and args.stop_at is not None and np.mean(recent) >= args.stop_at:
+            tqdm.write(f"{args.task}: mean {score} {np.mean(recent):.2f} over 5 checkpoints: enough at step {step}")
+            return False
+        return True
+
+    def _on_training_end(self):
+        self.bar.close()
+        self.save_state()
+
+    def save_state(self):
+        """Everything that learning needs, as tensors and arrays, never pickled objects."""
+        buffer, model = self.model.replay_buffer, self.model
+        size = buffer.buffer_size if buffer.full else buffer.pos
+        temporary = self.folder / "buffer.tmp.npz"
+        np.savez(temporary, pos=buffer.pos, full=buffer.full, **{k: getattr(buffer, k)[:size] for k in BUFFER_KEYS})
+        os.replace(temporary, self.folder / "buffer.npz")
+        state = {"parameters": model.get_parameters(), "step": model.num_timesteps, "updates": model._n_updates}
+        state["log_ent_coef"] = model.log_ent_coef.detach()
+        state["minutes"] = self.minutes_before + (time.time() - self.started) / 60
+        temporary = self.folder / "state.tmp.pt"
+        torch.save(state, temporary)
+        os.replace(temporary, self.folder / "state.pt")
+        self.saved = time.time()
+
+
+def write_csv(path: Path, rows: list[dict]) -> None:
+    temporary = path.with_suffix(".tmp")
+    with open(temporary, "w", newline="") as file:
+        writer = csv.DictWriter(file, CSV_FIELDS)
+        writer.writeheader()
+        writer.writerows(rows)
+    os.replace(temporary, path)
+
+
+def main(args: Args) -> None:
+    metaworld = args.task in METAWORLD_TASKS
+    for field, on_metaworld, on_locomotion in (
+        ("total_steps", 200_000, 2_000_000),
+        ("demo_episodes", 40, 0),
+        ("checkpoint_every", 2_000, 10_000),
+        ("stop_at", 0.97, None),
+    ):
+        if getattr(args, field) is None:
+            setattr(args, field, on_metaworld if metaworld else on_locomotion)
+    folder = Path(args.out) / args.task
+    if (folder / "state.pt").exists() and not args.resume:
+        raise SystemExit(f"error: {folder} holds a training: continue it with --resume, or choose another --out")
+    (folder / "actors").mkdir(parents=True, exist_ok=True)
+    (folder / "args.json").write_text(json.dumps(asdict(args), indent=1))
+    torch.set_num_threads(1)
+
+    model = SAC(
+        LayerNormPolicy if args.demo_episodes else SACPolicy,
+        SacEnv(args.task, args.seed),
+        seed=args.seed,
+        batch_size=args.batch_size,
+        learning_rate=lambda left: args.learning_rate * min(1.0, 0.1 + 1.8 * left),  # `left` falls from 1 to 0
+        buffer_size=min(args.total_steps, 1_000_000),
+        learning_starts=2_500 if args.demo_episodes else 10_000,
+        ent_coef="auto_0.1",
+        replay_buffer_class=DemoReplayBuffer,
+        policy_kwargs=dict(net_arch=[256, 256], optimizer_kwargs=dict(fused=True)),
+        tensorboard_log=str(folder / "tensorboard"),
+        device="cpu",
+    )
+    if args.demo_episodes:
+        spaces = (model.observation_space, model.action_space, "cpu")
+        model.replay_buffer.demos = demonstrations(args.task, args.demo_episodes, args.seed, spaces)
+    rows, minutes = [], 0.0
+    if args.resume:
+        state = torch.load(folder / "state.pt", weights_only=True)
+        model.set_parameters(state["parameters"])
+        model.num_timesteps, model._n_updates, minutes = state["step"], state["updates"], state["minutes"]
+        with torch.no_grad():
+            model.log_ent_coef.copy_(state["log_ent_coef"])
+        with np.load(folder / "buffer.npz", allow_pickle=False) as saved:
+            for key in BUFFER_KEYS:
+                getattr(model.replay_buffer, key)[: len(saved[key])] = saved[key]
+            model.replay_buffer.pos, model.replay_buffer.full = int(saved["pos"]), bool(saved["full"])
+        with open(folder / "checkpoints.csv") as file:
+            rows = [{k: float(v) if k != "step" else int(v) for k, v in row.items()} for row in csv.DictReader(file)]
+        rows = [row for row in rows if row["step"] <= state["step"]]
+        model.env.envs[0].env.rng = np.random.default_rng([args.seed, state["step"]])
+        tqdm.write(f"continuing {args.task} at step {state['step']}")
+
+    callback = Checkpoints(args, folder, rows, minutes)
+    remaining = args.total_steps - model.num_timesteps
+    model.learn(remaining, callback=callback, log_interval=20, reset_num_timesteps=False)
+    best = max(callback.rows, key=lambda row: row["success"] if metaworld else row["return"])
+    measured = f"success {best['success']:.0%}, return {best['return']}"
+    print(f"{args.task}: {len(callback.rows)} checkpoints in {folder}, best {measured} at step {best['step']}")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))
