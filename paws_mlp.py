@@ -236,7 +236,7 @@ def load_preference_file(path: str) -> dict[str, np.ndarray]:
 
     try:
         with np.load(path, allow_pickle=False) as file:
-            names = set(file.files) if hasattr(file, "files") else set()
+            names = set(file.files)
             for key in ("obs", "act", "prefs", "format_version"):
                 if key not in names:
                     fail(f"key '{key}'", "missing", "a preference file holds obs, act, prefs and format_version")
@@ -383,7 +383,7 @@ def run_episodes(envs: list, layers: list[tuple[np.ndarray, np.ndarray]], seeds:
         x = obs[running]
         for weight, bias in layers[:-1]:
             x = np.maximum(x @ weight + bias, 0.0)
-        actions = np.tanh(x @ layers[-1][0] + layers[-1][1])
+        actions = np.tanh(x @ layers[-1][0] + layers[-1][1]).astype(np.float32)
         still = []
         for i, action in zip(running, actions, strict=True):
             obs[i], reward, now, ended = envs[i].step(action)
@@ -396,17 +396,23 @@ def run_episodes(envs: list, layers: list[tuple[np.ndarray, np.ndarray]], seeds:
     return np.stack((success, returns), axis=1).tolist()
 
 
-def evaluation_worker(connection, task: str, env_id: str | None) -> None:
-    """Keeps its environments; answers each job (layers, seeds) with the episodes' results, None ends it."""
+def evaluation_worker(connection, task: str, env_id: str | None, parent: int) -> None:
+    """Keeps its environments; answers each job (layers, seeds) with the episodes' results; None, or an orphan, ends."""
     envs = []
     try:
         envs.append(make_env(task, env_id))
         connection.send((envs[0].obs_dim, envs[0].act_dim))
-        while (job := connection.recv()) is not None:
+        while True:
+            while not connection.poll(timeout=5):
+                if os.getppid() != parent:
+                    return
+            job = connection.recv()
+            if job is None:
+                return
             while len(envs) < len(job[1]):
                 envs.append(make_env(task, env_id))
             connection.send(run_episodes(envs, *job))
-    except (KeyboardInterrupt, EOFError):
+    except (KeyboardInterrupt, EOFError, BrokenPipeError):
         pass
     except BaseException as e:  # the parent ends with this text
         connection.send(str(e) if isinstance(e, SystemExit) else f"error: evaluation failed: {type(e).__name__}: {e}")
@@ -421,7 +427,8 @@ class Evaluator:
             context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
             for _ in range(min(args.eval_workers, args.eval_episodes)):
                 here, there = context.Pipe()
-                worker = context.Process(target=evaluation_worker, args=(there, args.task, args.env_id), daemon=True)
+                job = (there, args.task, args.env_id, os.getpid())
+                worker = context.Process(target=evaluation_worker, args=job, daemon=True)
                 worker.start()
                 there.close()
                 self.connections.append(here)
@@ -449,10 +456,9 @@ class Evaluator:
 
     def evaluate(self, policy: Policy, step: int) -> tuple[float, float]:
         """(success rate, mean return) over eval_episodes episodes; success is NaN where there is no such notion."""
-        layers = [
-            (layer.weight.detach().cpu().numpy().T.copy(), layer.bias.detach().cpu().numpy())
-            for layer in policy.net if isinstance(layer, nn.Linear)
-        ]  # fmt: skip
+        # float64: then the number of workers (so of rows in a product) does not show in a float32 action
+        linears = [layer for layer in policy.net if isinstance(layer, nn.Linear)]
+        layers = [(m.weight.detach().double().cpu().numpy().T.copy(), m.bias.detach().cpu().numpy()) for m in linears]
         seeds = np.random.SeedSequence([self.args.seed, step]).generate_state(self.args.eval_episodes) >> 1
         seeds = [int(seed) for seed in seeds]
         if self.envs:
@@ -466,10 +472,11 @@ class Evaluator:
         return float(success), float(returns)
 
     def close(self) -> None:
-        for connection in self.connections:
+        for process, connection in zip(self.processes, self.connections, strict=True):
+            if process.is_alive():
+                connection.send(None)
             connection.close()
-        for process in self.processes:
-            process.join(timeout=5)
+            process.join()
 
 
 def smoothed(values: list[float], window: int = 8) -> np.ndarray:
