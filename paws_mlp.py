@@ -137,11 +137,10 @@ class MetaWorldEnv:
     obs_dim, act_dim = 35, 4
     HAND_NOISE = np.array([0.25, 0.15, 0.2])
 
-    def __init__(self, task: str, render: bool = False):
+    def __init__(self, task: str):
         from metaworld.env_dict import ALL_V3_ENVIRONMENTS
 
-        camera = dict(render_mode="rgb_array", camera_name="corner3", width=320, height=240) if render else {}
-        self.env = ALL_V3_ENVIRONMENTS[f"{task}-v3"](**camera)
+        self.env = ALL_V3_ENVIRONMENTS[f"{task}-v3"]()
         self.env._partially_observable = False
         # The cached space was built while the goal was hidden, and step() clips observations to it: goal = (0, 0, 0).
         del self.env.sawyer_observation_space
@@ -177,7 +176,14 @@ class MetaWorldEnv:
         return obs, float(reward), float(info["success"]), self.steps >= HORIZON
 
     def render(self) -> np.ndarray:
-        return self.env.render()
+        import mujoco
+
+        if not hasattr(self, "renderer"):  # an upright camera: Meta-World's own are upside down, rolled or on the hand
+            self.renderer, self.camera = mujoco.Renderer(self.env.model, 480, 640), mujoco.MjvCamera()
+            self.camera.azimuth, self.camera.elevation, self.camera.distance = 150, -35, 1.3
+            self.camera.lookat[:] = (-0.05, 0.6, 0.15)
+        self.renderer.update_scene(self.env.data, self.camera)
+        return self.renderer.render()
 
 
 class GymEnv:
@@ -216,7 +222,7 @@ def make_env(task: str, env_id: str | None = None, render: bool = False) -> Meta
     if env_id is not None:
         return GymEnv(env_id, render)
     if task in METAWORLD_TASKS:
-        return MetaWorldEnv(task, render)
+        return MetaWorldEnv(task)
     if task in LOCOMOTION_TASKS:
         gym_id, kwargs = LOCOMOTION_TASKS[task]
         return GymEnv(gym_id, render, max_episode_steps=HORIZON, **kwargs)

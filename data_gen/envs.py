@@ -32,7 +32,7 @@ class SacEnv(gym.Env):
 
 
 def scripted_episode(env: MetaWorldEnv, task: str, seed: int, noise: float, rng: np.random.Generator) -> dict:
-    """One episode of the scripted expert with Gaussian action noise: obs (T+1, 35), act (T, 4), reward (T,), success."""
+    """One episode of the scripted expert with Gaussian action noise: obs (T+1, 35), act (T, 4), reward, success."""
     from metaworld.policies import ENV_POLICY_MAP
 
     expert = ENV_POLICY_MAP[f"{task}-v3"]()

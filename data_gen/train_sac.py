@@ -112,11 +112,11 @@ def evaluate_actor(actor: Actor, env, episodes: int, rng: np.random.Generator) -
     """Mean success (at any step; NaN where there is none) and mean unscaled return, with sampled actions."""
     successes, returns = [], []
     for _ in range(episodes):
-        obs, total, success, ended = env.reset(int(rng.integers(2**31))), 0.0, 0.0, False
+        obs, rewards, reached, ended = env.reset(int(rng.integers(2**31))), [], [], False
         while not ended:
-            obs, reward, now, ended = env.step(actor.act(obs, rng.standard_normal(env.act_dim)))
-            total, success = total + reward, max(success, now)
-        successes.append(success), returns.append(total)
+            obs, reward, success, ended = env.step(actor.act(obs, rng.standard_normal(env.act_dim)))
+            rewards.append(reward), reached.append(success)
+        successes.append(max(reached)), returns.append(sum(rewards))
     return float(np.mean(successes)), float(np.mean(returns))
 
 
@@ -221,7 +221,7 @@ def main(args: Args) -> None:
         spaces = (model.observation_space, model.action_space, "cpu")
         model.replay_buffer.demos = demonstrations(args.task, args.demo_episodes, args.seed, spaces)
     rows, minutes = [], 0.0
-    if args.resume:
+    if args.resume and (folder / "state.pt").exists():  # else it was killed before its first save: start again
         state = torch.load(folder / "state.pt", weights_only=True)
         model.set_parameters(state["parameters"])
         model.num_timesteps, model._n_updates, minutes = state["step"], state["updates"], state["minutes"]

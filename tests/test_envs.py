@@ -1,0 +1,140 @@
+"""The environments: Meta-World's traps stay closed, episodes repeat, states restore."""
+
+import functools
+import importlib.metadata
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "data_gen"))
+import envs
+from envs import HORIZON, LOCOMOTION_TASKS, METAWORLD_TASKS, TASKS, get_sim_state, set_sim_state
+
+make_env = functools.cache(envs.make_env)  # building one costs more than 100 ms
+
+
+def play(env, seed: int, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    obs, rewards = [env.reset(seed)], []
+    for action in actions:
+        next_obs, reward, _, _ = env.step(action)
+        obs.append(next_obs), rewards.append(reward)
+    return np.array(obs), np.array(rewards)
+
+
+def random_actions(env, steps: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).uniform(-1, 1, (steps, env.act_dim)).astype(np.float32)
+
+
+@pytest.mark.parametrize("task", METAWORLD_TASKS)
+def test_goal_stays_visible_after_step(task):
+    env = make_env(task)
+    for obs in play(env, 3, random_actions(env, 3))[0]:
+        assert obs.shape == (35,) and obs.dtype == np.float32
+        np.testing.assert_allclose(obs[-3:], env.env._target_pos, atol=1e-6)
+    assert np.any(obs[-3:] != 0)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_same_seed_same_episode_bit_for_bit(task):
+    env = make_env(task)
+    actions = random_actions(env, 40)
+    np.random.seed(1)
+    first = play(env, 7, actions)
+    other = play(env, 8, actions[::-1])
+    np.random.seed(2)  # the global generator has no say
+    again = play(env, 7, actions)
+    fresh = play(envs.make_env(task), 7, actions)
+    for repeated in (again, fresh):
+        np.testing.assert_array_equal(first[0], repeated[0])
+        np.testing.assert_array_equal(first[1], repeated[1])
+    assert np.any(first[0][0] != other[0][0])
+
+
+@pytest.mark.parametrize("task", METAWORLD_TASKS)
+def test_each_seed_has_its_own_scene_and_hand(task):
+    env = make_env(task)
+    starts = np.array([env.reset(seed) for seed in range(6)])
+    scenes = (
+        starts[:, -3:] if task != "sweep-into" else starts[:, 4:7]
+    )  # goal; sweep-into: a fixed hole, the object moves
+    assert len(np.unique(scenes, axis=0)) == 6
+    assert np.all(np.ptp(starts[:, :3], axis=0) > 0.05)  # hand: randomised in all three directions
+
+
+def test_hand_randomisation_leaves_the_reward_intact():
+    env = make_env("push-back")
+    env.reset(0)
+    tcp = env.env.init_tcp.copy()
+    for seed in range(1, 9):  # with init_tcp recomputed: "margin must be non-negative"
+        rewards = play(env, seed, random_actions(env, 15, seed))[1]
+        np.testing.assert_allclose(env.env.init_tcp, tcp, atol=1e-6)  # the unmoved hand's
+        assert np.isfinite(rewards).all() and np.all(rewards >= 0)
+
+
+def test_mujoco_is_the_version_that_metaworld_was_made_for():
+    assert importlib.metadata.version("mujoco") == "3.3.0"
+
+
+@pytest.mark.parametrize("task", METAWORLD_TASKS)
+def test_scripted_expert_solves_most_episodes(task):
+    from metaworld.policies import ENV_POLICY_MAP
+
+    env, expert, solved = make_env(task), ENV_POLICY_MAP[f"{task}-v3"](), 0
+    for seed in range(8):
+        env.reset(seed)
+        success = ended = False
+        while not (success or ended):
+            _, _, success, ended = env.step(np.asarray(expert.get_action(env.full_obs), np.float32))
+        solved += bool(success)
+    assert solved >= 5
+
+
+def test_scripted_episode_is_what_the_replay_buffer_needs():
+    env = make_env("button-press")
+    demo = envs.scripted_episode(env, "button-press", 1, 0.1, np.random.default_rng(0))
+    assert demo["obs"].shape == (HORIZON + 1, 35) and demo["act"].shape == (HORIZON, 4)
+    assert demo["reward"].shape == (HORIZON,) and np.abs(demo["act"]).max() <= 1.0
+    assert demo["success"] == 1.0
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_an_episode_has_250_steps(task):
+    env = make_env(task)
+    env.reset(1)
+    ended = [env.step(action)[3] for action in random_actions(env, HORIZON)]
+    assert HORIZON == 250 and ended == [False] * 249 + [True]
+
+
+@pytest.mark.parametrize(
+    "task, obs_dim, act_dim", [("ant", 27, 8), ("half-cheetah", 17, 6), ("hopper", 11, 3), ("walker2d", 17, 6)]
+)
+def test_locomotion_dimensions(task, obs_dim, act_dim):
+    env = make_env(task)
+    assert (env.obs_dim, env.act_dim) == (obs_dim, act_dim) and task in LOCOMOTION_TASKS
+    assert env.reset(0).shape == (obs_dim,)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_restored_state_replays_exactly(task):
+    env, steps, start = make_env(task), 60, 35
+    actions = random_actions(env, steps)
+    states, obs = [], [env.reset(5)]
+    for action in actions:
+        states.append(get_sim_state(env))
+        obs.append(env.step(action)[0])
+    for begin in (0, start):
+        play(env, 6, actions[:10])  # another episode in between
+        set_sim_state(env, 5, states[begin])
+        for t in range(begin, steps):
+            np.testing.assert_array_equal(env.step(actions[t])[0], obs[t + 1])
+
+
+def test_sac_environment_scales_metaworld_rewards():
+    env, sac = make_env("door-open"), envs.SacEnv("door-open", seed=4)
+    first, _ = sac.reset()
+    seed = int(np.random.default_rng(4).integers(2**31))
+    np.testing.assert_array_equal(first, env.reset(seed))
+    action = np.full(4, 0.5, np.float32)
+    assert sac.step(action)[1] == pytest.approx(env.step(action)[1] / 10)
