@@ -388,6 +388,17 @@ def load_policy(path: str | Path) -> Policy:
 
 
 # ---- shared: evaluation (identical in every script; `python tests/test_shared_blocks.py --fix` copies it) ----
+def policy_layers(policy: Policy) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The policy for numpy; in float64 the number of rows (of workers) does not show in the float32 actions."""
+    layers = [layer for layer in policy.net if isinstance(layer, nn.Linear)]
+    return [(m.weight.detach().double().cpu().numpy().T.copy(), m.bias.detach().cpu().numpy()) for m in layers]
+
+
+def episode_seeds(seed: int, step: int, episodes: int) -> list[int]:
+    """Evaluation has random numbers of its own, which depend on the run's seed and the update alone."""
+    return [int(state) >> 1 for state in np.random.SeedSequence([seed, step]).generate_state(episodes)]
+
+
 def run_episodes(envs: list, layers: list[tuple[np.ndarray, np.ndarray]], seeds: list[int]) -> list[list[float]]:
     """One episode per seed, in lockstep: [success at any step, return] of each. The policy's mean acts, no dropout."""
     envs = envs[: len(seeds)]
@@ -433,7 +444,7 @@ def evaluation_worker(connection, task: str, env_id: str | None, parent: int) ->
 
 
 class Evaluator:
-    """Long-lived worker processes; episode seeds depend on (seed, step) alone, so evaluating never changes learning."""
+    """Long-lived worker processes that keep their environments; no message per step."""
 
     def __init__(self, args, obs_dim: int, act_dim: int):
         self.args, self.connections, self.processes, self.envs = args, [], [], []
@@ -470,11 +481,7 @@ class Evaluator:
 
     def evaluate(self, policy: Policy, step: int) -> tuple[float, float]:
         """(success rate, mean return) over eval_episodes episodes; success is NaN where there is no such notion."""
-        # float64: then the number of workers (so of rows in a product) does not show in a float32 action
-        linears = [layer for layer in policy.net if isinstance(layer, nn.Linear)]
-        layers = [(m.weight.detach().double().cpu().numpy().T.copy(), m.bias.detach().cpu().numpy()) for m in linears]
-        seeds = np.random.SeedSequence([self.args.seed, step]).generate_state(self.args.eval_episodes) >> 1
-        seeds = [int(seed) for seed in seeds]
+        layers, seeds = policy_layers(policy), episode_seeds(self.args.seed, step, self.args.eval_episodes)
         if self.envs:
             results = run_episodes(self.envs, layers, seeds)
         else:
@@ -661,8 +668,7 @@ class Run:
         args = self.args
         self.start_clock("policy")
         common = {"format_version": 1, "algorithm": args.exp_name, "task": args.task, "args": asdict(args)}
-        layers = [layer for layer in policy.net if isinstance(layer, nn.Linear)]
-        dims = {"obs_dim": layers[0].in_features, "act_dim": layers[-1].out_features}
+        dims = {"obs_dim": policy.net[0].in_features, "act_dim": policy.net[-2].out_features}
         weights = {k: v.cpu() for k, v in policy.state_dict().items()}
         torch.save({**common, **dims, "policy": weights, **model}, self.folder / "model.tmp")
         os.replace(self.folder / "model.tmp", self.folder / "model.pt")

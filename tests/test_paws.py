@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import imageio.v3
 import numpy as np
 import pytest
 import scipy.optimize
@@ -522,9 +523,8 @@ def test_smoothing_is_the_mean_of_eight():
 
 def test_video_of_a_locomotion_policy(tmp_path):
     """Real headless rendering: 250 frames, not black, and the run survives where nothing can render."""
-    imageio = pytest.importorskip("imageio.v3")
     path = write_file(tmp_path / "hopper.npz", obs_dim=11, act_dim=3)
     common = dict(task="hopper", env_id=None, advantage_steps=5, total_steps=2, eval=False, capture_video=True)
     in_process(tmp_path, path, runs_dir=str(tmp_path / "runs"), **common)
-    frames = imageio.imread(only_run(tmp_path / "runs") / "video.mp4")
+    frames = imageio.v3.imread(only_run(tmp_path / "runs") / "video.mp4")
     assert len(frames) == 250 and frames[100].std() > 10

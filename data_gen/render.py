@@ -1,0 +1,186 @@
+"""Videos of segments, by exact replay in worker processes: headless, the right way up, the goal ringed in green."""
+
+import hashlib
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+WIDTH, HEIGHT = 320, 240
+STEPS_PER_SECOND, STEPS_PER_FRAME = 20, 2  # 64 steps last 3.2 s: a quarter of the real speed of Meta-World
+# azimuth, elevation, distance: upright, unlike Meta-World's own cameras (upside down, rolled or on the hand)
+ARM_CAMERA, ARM_LOOKAT = (150, -35, 1.3), (-0.05, 0.6, 0.15)
+RUNNER_CAMERA = (90, -20, 4)  # follows the torso
+GREEN = (60, 255, 60)
+
+
+def choose_gl() -> None:
+    """Sets MUJOCO_GL to the first of EGL and OSMesa that starts; what the user has set stays."""
+    candidates = [os.environ["MUJOCO_GL"]] if os.environ.get("MUJOCO_GL") else ["egl", "osmesa"]
+    for gl in candidates:
+        probe = [sys.executable, "-c", "import mujoco; mujoco.GLContext(8, 8).make_current()"]
+        if subprocess.run(probe, env={**os.environ, "MUJOCO_GL": gl}, capture_output=True).returncode == 0:
+            os.environ["MUJOCO_GL"] = gl
+            return
+    sys.exit(
+        f"error: no headless OpenGL (tried MUJOCO_GL={', '.join(candidates)}): install the Debian package libosmesa6 "
+        "(any machine) or libegl1 with the graphics driver's EGL"
+    )
+
+
+def cache_name(task: str, segments: dict[str, np.ndarray]) -> str:
+    """Names the videos' folder by all that decides what they show."""
+    settings = [task, WIDTH, HEIGHT, STEPS_PER_SECOND, STEPS_PER_FRAME, ARM_CAMERA, ARM_LOOKAT, RUNNER_CAMERA]
+    digest = hashlib.sha256(json.dumps(settings).encode())
+    for key in ("act", "episode", "sim_state"):
+        digest.update(np.ascontiguousarray(segments[key]).tobytes())
+    return digest.hexdigest()[:16]
+
+
+class SegmentRenderer:
+    """One simulator and one OpenGL context, kept for many segments."""
+
+    def __init__(self, task: str):
+        import envs
+        import mujoco
+
+        self.set_sim_state = envs.set_sim_state
+        self.env = envs.make_env(task)
+        self.sim = self.env.env.unwrapped
+        self.sim.model.vis.quality.offsamples = 0  # and no shadows, no reflections: 60 frames/s in software, not 8
+        self.renderer = mujoco.Renderer(self.sim.model, HEIGHT, WIDTH)
+        self.renderer.scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = False
+        self.renderer.scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = False
+        self.camera = mujoco.MjvCamera()
+        self.has_goal = task in envs.METAWORLD_TASKS
+        if self.has_goal:
+            self.camera.azimuth, self.camera.elevation, self.camera.distance = ARM_CAMERA
+            self.camera.lookat[:] = ARM_LOOKAT
+        else:
+            self.camera.azimuth, self.camera.elevation, self.camera.distance = RUNNER_CAMERA
+            self.camera.type = mujoco.mjtCamera.mjCAMERA_TRACKING
+            self.camera.trackbodyid = 1
+
+    def project(self, point: np.ndarray) -> tuple[float, float]:
+        """Row and column at which the camera of the last frame sees a point of the world."""
+        left_eye, right_eye = self.renderer.scene.camera
+        offset = np.asarray(point) - (left_eye.pos + right_eye.pos) / 2
+        scale = left_eye.frustum_near / (offset @ left_eye.forward)
+        up, right = offset @ left_eye.up * scale, offset @ np.cross(left_eye.forward, left_eye.up) * scale
+        pixels = HEIGHT / (left_eye.frustum_top - left_eye.frustum_bottom)
+        return (left_eye.frustum_top - up) * pixels, WIDTH / 2 + right * pixels
+
+    def frame(self) -> np.ndarray:  # (HEIGHT, WIDTH, 3) uint8
+        self.renderer.update_scene(self.sim.data, self.camera)
+        image = self.renderer.render()
+        if self.has_goal:  # a ring over the picture: seen even where the goal is behind or inside something
+            row, column = self.project(self.sim._target_pos)
+            distance = np.hypot(*np.ogrid[-row : HEIGHT - row, -column : WIDTH - column][:2])
+            image[(distance > 8) & (distance < 10.5)] = GREEN
+        return image
+
+    def replay(self, obs: np.ndarray, act: np.ndarray, episode: int, sim_state: np.ndarray) -> tuple[list, float]:
+        """The frames of a segment, and how far its observations are from the recorded ones."""
+        self.set_sim_state(self.env, episode, sim_state)
+        frames, deviation = [self.frame()], 0.0
+        for t in range(len(act)):
+            replayed = self.env.step(act[t])[0]
+            if t + 1 < len(act):
+                deviation = max(deviation, float(np.abs(replayed - obs[t + 1]).max()))
+            if (t + 1) % STEPS_PER_FRAME == 0 or t + 1 == len(act):
+                frames.append(self.frame())
+        return frames, deviation
+
+
+def write_mp4(path: Path, frames: list[np.ndarray]) -> None:
+    """H.264 as every browser and phone plays it; the file appears only when it is complete."""
+    import imageio_ffmpeg
+
+    height, width, _ = frames[0].shape
+    unfinished = path.with_name(f".{path.stem}.{os.getpid()}.mp4")
+    source = [
+        "-f",
+        "rawvideo",
+        "-pix_fmt",
+        "rgb24",
+        "-s",
+        f"{width}x{height}",
+        "-r",
+        str(STEPS_PER_SECOND // STEPS_PER_FRAME),
+    ]
+    target = ["-c:v", "libx264", "-preset", "veryfast", "-crf", "21", "-pix_fmt", "yuv420p", "-threads", "1"]
+    command = [
+        imageio_ffmpeg.get_ffmpeg_exe(),
+        "-y",
+        "-v",
+        "error",
+        *source,
+        "-i",
+        "-",
+        *target,
+        "-movflags",
+        "+faststart",
+    ]
+    subprocess.run([*command, str(unfinished)], input=np.stack(frames).tobytes(), capture_output=True, check=True)
+    os.replace(unfinished, path)
+
+
+def _start_worker(task: str) -> None:
+    global _renderer
+    parent = multiprocessing.parent_process()  # a killed parent must not leave workers that wait for ever
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+    warnings.simplefilter("ignore")
+    _renderer = SegmentRenderer(task)
+
+
+def _render(path: Path, segment: tuple) -> float:
+    frames, deviation = _renderer.replay(*segment)
+    write_mp4(path, frames)
+    return deviation
+
+
+def render_segments(task: str, data: dict[str, np.ndarray], indices: list[int], folder: Path, workers: int) -> None:
+    """Writes folder/<index>.mp4 for each index that is not there yet."""
+    missing = [i for i in indices if not (folder / f"{i}.mp4").exists()]
+    if not missing:
+        return
+    choose_gl()
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("OMP_NUM_THREADS", "LP_NUM_THREADS"):  # one thread per worker, also in Mesa's software renderer
+        os.environ.setdefault(name, "1")
+    spawn, deviations = multiprocessing.get_context("spawn"), []  # an OpenGL context does not survive a fork
+    pool = ProcessPoolExecutor(min(workers, len(missing)), spawn, initializer=_start_worker, initargs=(task,))
+    try:
+        segments = {i: (data["obs"][i], data["act"][i], int(data["episode"][i]), data["sim_state"][i]) for i in missing}
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited by the workers: Ctrl-C is for this process
+        jobs = [pool.submit(_render, folder / f"{i}.mp4", segments[i]) for i in missing]
+        signal.signal(signal.SIGINT, handler)
+        for job in tqdm(as_completed(jobs), total=len(jobs), desc="rendering", unit="segment"):
+            deviations.append(job.result())
+    except BrokenProcessPool:
+        sys.exit("error: a rendering process died (out of memory?); what is done is kept: start again, or --workers 1")
+    except (ValueError, TypeError) as e:
+        sys.exit(f"error: sim_state or act do not fit {task} here ({e}); give your own videos with --videos FOLDER")
+    except subprocess.CalledProcessError as e:
+        sys.exit(f"error: ffmpeg could not write to {folder} ({e.stderr.decode().strip()}); is the disk full?")
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for worker in multiprocessing.active_children():  # idle, or no longer needed
+            worker.terminate()
+    differing = sum(deviation > 0.01 for deviation in deviations)
+    if differing:
+        print(
+            f"warning: {differing} of {len(missing)} segments replay differently from the file (by up to "
+            f"{max(deviations):.2g}): it was made with other versions of the simulator; compare its meta",
+            file=sys.stderr,
+        )
