@@ -24,22 +24,25 @@ import tyro
 
 ROOT = Path(__file__).resolve().parents[1]
 BASELINES = ("bc", "p_iql", "cpl", "cpl_kl", "preference_transformer", "ipl", "dppo")
+SMALL_TRANSFORMER = "--advantage-width 128 --advantage-layers 2 --advantage-heads 4".split()
 METHODS = {  # script, and its flags in each preset
     **{name: (f"baselines/{name}.py", {p: ["--preset", p] for p in ("paper", "quick")}) for name in BASELINES},
-    "paws_transformer": (
-        "paws_transformer.py",
-        {"paper": [], "quick": "--advantage-width 128 --advantage-layers 2 --advantage-heads 4".split()},
-    ),
+    "paws_transformer": ("paws_transformer.py", {"paper": [], "quick": SMALL_TRANSFORMER}),
     "paws_mlp": ("paws_mlp.py", {"paper": [], "quick": []}),
 }
+COMPARED = tuple(METHODS)
+for name in ("paws_transformer", "paws_mlp"):  # the "State" ablation: weights of single steps
+    script, flags = METHODS[name]
+    state = ["--update", "state", "--exp-name", f"{name}_state"]
+    METHODS[f"{name}_state"] = (script, {preset: [*flags[preset], *state] for preset in flags})
 
 
 @dataclass
 class Args:
     preset: str = "quick"
     """quick: sized for a CPU; paper: the published numbers of updates and batch sizes"""
-    methods: tuple[str, ...] = tuple(METHODS)
-    """which methods"""
+    methods: tuple[str, ...] = COMPARED
+    """which methods; also paws_mlp_state and paws_transformer_state"""
     tasks: tuple[str, ...] = ("door-open",)
     """which tasks"""
     n_prefs: tuple[int, ...] = (50, 500)

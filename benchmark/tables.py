@@ -20,7 +20,8 @@ import tyro
 PAPER = Path(__file__).resolve().parent / "paper_results.csv"
 METHODS = {
     "bc": "BC", "p_iql": "P-IQL", "cpl": "CPL", "cpl_kl": "CPL+KL", "preference_transformer": "Pref Trans.",
-    "ipl": "IPL", "dppo": "DPPO", "paws_transformer": "PAWS (Trans.)", "paws_mlp": "PAWS (MLP)",
+    "ipl": "IPL", "dppo": "DPPO", "paws_transformer_state": "State (Trans.)", "paws_mlp_state": "State (MLP)",
+    "paws_transformer": "PAWS (Trans.)", "paws_mlp": "PAWS (MLP)",
 }  # fmt: skip
 LOCOMOTION = ("ant", "half-cheetah", "hopper", "walker2d")
 WINDOW = 8
