@@ -515,6 +515,7 @@ CHECKPOINT_SECONDS = 60
 
 def prepare(args) -> torch.device:
     """Fills in what other flags imply, takes a resumed run's flags from its args.json, chooses the device."""
+    args.started = time.monotonic()  # not a field, so not among the saved flags
     if args.resume is not None:
         folder = Path(args.resume)
         if not (folder / "args.json").is_file():
@@ -555,7 +556,7 @@ class Run:
 
         self.args, self.parts, self.curve, self.done = args, parts, [], {}
         self.seconds = {"data": 0.0, "advantage": 0.0, "policy": 0.0, "evaluation": 0.0}
-        self.clock_name, self.clock_start = "data", time.monotonic()
+        self.clock_name, self.clock_start = "data", args.started
         name = f"{args.task}__{args.exp_name}__n{args.n_pref}__s{args.seed}__{int(time.time())}"
         self.folder = Path(args.resume or Path(args.runs_dir) / name)
         self.folder.mkdir(parents=True, exist_ok=True)

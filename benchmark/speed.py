@@ -8,11 +8,14 @@ evaluation: two workers against two processes that play the same episodes from r
 """
 
 import multiprocessing
+import os
 import resource
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # as in the scripts
 
 import numpy as np
 import torch
