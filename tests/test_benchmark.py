@@ -99,13 +99,16 @@ def run_sweep(tmp_path, *flags: str, **popen):
 def test_dry_run_has_every_method_of_the_table(tmp_path):
     commands = run_sweep(tmp_path, "--dry-run", "--tasks", "door-open", "--seeds", "1", "2").stdout.splitlines()
     assert len(commands) == 9 * 2 * 2
-    for method, (script, _) in sweep.METHODS.items():
+    for method in sweep.COMPARED:
+        script = sweep.METHODS[method][0]
         (command,) = (c for c in commands if f"{method}__door-open__n50__s2 " in c)
         assert f"{ROOT / script} --task door-open --n-pref 50 --seed 2" in command and "--eval-workers 1" in command
         assert ("--preset quick" in command) == script.startswith("baselines/")
     assert not list(tmp_path.iterdir())
     paper = run_sweep(tmp_path, "--dry-run", "--preset", "paper", "--seeds", "1").stdout
     assert "--advantage-width" not in paper and paper.count("--preset paper") == 7 * 2
+    state = run_sweep(tmp_path, "--dry-run", "--methods", "paws_mlp_state", "--seeds", "1").stdout
+    assert state.count("--update state --exp-name paws_mlp_state") == 2
     done = run_sweep(tmp_path, "--methods", "bc", "nonsense")
     assert done.returncode != 0 and done.stderr.startswith("error: unknown ['nonsense']")
 
