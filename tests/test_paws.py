@@ -513,6 +513,15 @@ def test_resume_refuses_other_data(tmp_path, data_file):
         in_process(tmp_path, path, resume=str(folder))
 
 
+def test_shipped_data_and_metaworld_evaluation(tmp_path):
+    result, _ = in_process(
+        tmp_path, ROOT / "data" / "door-open.npz", task="door-open", env_id=None, n_pref=10, advantage_steps=3,
+        total_steps=2, eval_every=1, eval_episodes=2, eval_workers=2,
+    )  # fmt: skip
+    assert [row[0] for row in result["curve"]] == [1, 2] and 0 <= result["success_peak"] <= 1
+    assert result["return_peak"] > 0
+
+
 def test_smoothing_is_the_mean_of_eight():
     values = list(np.random.default_rng(0).uniform(size=20))
     expected = [np.mean(values[i : i + 8]) for i in range(13)]
