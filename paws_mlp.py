@@ -809,9 +809,13 @@ def piece_advantages(model: nn.Module, obs: torch.Tensor, act: torch.Tensor, ste
     return torch.cat(sums)
 
 
-def accuracy(advantages: torch.Tensor, prefs: torch.Tensor) -> float:
-    """Share of pairs whose preferred segment has the larger advantage."""
-    return (advantages[prefs[:, 0]] > advantages[prefs[:, 1]]).double().mean().item()
+def accuracy(model: nn.Module, obs: torch.Tensor, act: torch.Tensor, pairs: torch.Tensor, most: int = 1000) -> float:
+    """Share of the (first `most`) pairs whose preferred segment has the larger advantage; NaN of none."""
+    if len(pairs) == 0:
+        return float("nan")
+    pairs = pairs[:most]
+    better, worse = piece_advantages(model, obs[pairs].flatten(0, 1), act[pairs].flatten(0, 1)).view(-1, 2).unbind(1)
+    return (better > worse).double().mean().item()
 
 
 def main(args: Args) -> dict:
@@ -844,7 +848,6 @@ def main(args: Args) -> dict:
 
     # 1. Advantage learning on preference data
     run.start_clock("advantage")
-    acc_train = acc_val = float("nan")
     start = run.done.get("advantage", 0)
     with tqdm(total=args.advantage_steps, initial=start, desc="advantage", unit="update", disable=None) as bar:
         for step in range(start + 1, args.advantage_steps + 1 if not run.done.get("advantage_fitted") else 0):
@@ -856,8 +859,7 @@ def main(args: Args) -> dict:
             model_optimizer.step()
             bar.update()
             if step % 100 == 0 or step == args.advantage_steps:
-                advantages = piece_advantages(model, obs, act)
-                acc_train, acc_val = accuracy(advantages, train), accuracy(advantages, val)
+                acc_train, acc_val = accuracy(model, obs, act, train), accuracy(model, obs, act, val)
                 run.log("losses/advantage", loss.item(), step)
                 run.log("charts/pref_acc_train", acc_train, step)
                 if n_val:
@@ -866,8 +868,7 @@ def main(args: Args) -> dict:
                 if acc_train >= args.stop_accuracy:
                     break
             run.checkpoint(advantage=step)
-    advantages = piece_advantages(model, obs, act)
-    acc_train, acc_val = accuracy(advantages, train), accuracy(advantages, val)
+    acc_train, acc_val = accuracy(model, obs, act, train), accuracy(model, obs, act, val)
     print(f"advantage: accuracy {acc_train:.3f} on {len(train)} pairs, {acc_val:.3f} on {n_val} held-out pairs")
     run.checkpoint(advantage_fitted=1)
 
