@@ -471,8 +471,10 @@ class Evaluator:
 
     def close(self) -> None:
         for process, connection in zip(self.processes, self.connections, strict=True):
-            if process.is_alive():
+            try:
                 connection.send(None)
+            except OSError:  # it has ended by itself, with the error that is being reported
+                pass
             connection.close()
             process.join()
 
