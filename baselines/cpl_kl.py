@@ -496,7 +496,7 @@ def record_video(path: Path, model_path: Path, task: str, env_id: str | None, se
 
     policy, env = load_policy(model_path), make_env(task, env_id, render=True)
     scene = getattr(env.env.unwrapped, "model", None)
-    if hasattr(scene, "light_castshadow"):  # eight times faster where the CPU renders
+    if hasattr(scene, "light_castshadow"):  # much faster where the CPU renders
         scene.vis.quality.offsamples, scene.light_castshadow[:], scene.mat_reflectance[:] = 0, 0, 0
     temporary, obs, ended = path.with_suffix(".tmp.mp4"), env.reset(seed), False
     with imageio.get_writer(temporary, fps=40, macro_block_size=2) as video:

@@ -57,7 +57,7 @@ class SegmentRenderer:
         self.set_sim_state = envs.set_sim_state
         self.env = envs.make_env(task)
         self.sim = self.env.env.unwrapped
-        self.sim.model.vis.quality.offsamples = 0  # and no shadows, no reflections: 60 frames/s in software, not 8
+        self.sim.model.vis.quality.offsamples = 0  # and no shadows, no reflections: far faster in software
         self.renderer = mujoco.Renderer(self.sim.model, HEIGHT, WIDTH)
         self.renderer.scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = False
         self.renderer.scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = False

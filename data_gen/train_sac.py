@@ -4,8 +4,8 @@
     python data_gen/train_sac.py --task door-open --resume # after a kill
 
 Meta-World: half of each minibatch comes from scripted demonstrations and the critics have LayerNorm (RLPD, Ball et
-al. 2023), which reaches in some 40,000 steps what plain SAC (`--demo-episodes 0`) needs hundreds of thousands for. It
-is still SAC with the same tanh-Gaussian actor. Locomotion: plain SAC.
+al. 2023), which needs far fewer steps than plain SAC (`--demo-episodes 0`). It is still SAC with
+the same tanh-Gaussian actor. Locomotion: plain SAC.
 """
 
 import csv
