@@ -62,7 +62,15 @@ class Args:
     """continue from the last saved state, at most a few minutes old"""
 
 
-class LayerNormCritic(ContinuousCritic):
+class LeanCritic(ContinuousCritic):
+    """The actor's loss needs no gradients of the critics' weights: a tenth of an update's time."""
+
+    def forward(self, obs, actions):
+        self.requires_grad_(not actions.requires_grad)
+        return super().forward(obs, actions)
+
+
+class LayerNormCritic(LeanCritic):
     """Q-networks with LayerNorm after each hidden linear layer: values stay bounded on actions not in the data."""
 
     def __init__(self, observation_space, action_space, net_arch, *args, **kwargs):
@@ -75,10 +83,16 @@ class LayerNormCritic(ContinuousCritic):
             self.q_networks.append(q_net)
 
 
-class LayerNormPolicy(SACPolicy):
+class LeanPolicy(SACPolicy):
+    critic_class = LeanCritic
+
     def make_critic(self, features_extractor=None):
         kwargs = self._update_features_extractor(self.critic_kwargs, features_extractor)
-        return LayerNormCritic(**kwargs).to(self.device)
+        return self.critic_class(**kwargs).to(self.device)
+
+
+class LayerNormPolicy(LeanPolicy):
+    critic_class = LayerNormCritic
 
 
 class DemoReplayBuffer(ReplayBuffer):
@@ -204,7 +218,7 @@ def main(args: Args) -> None:
     torch.set_num_threads(1)
 
     model = SAC(
-        LayerNormPolicy if args.demo_episodes else SACPolicy,
+        LayerNormPolicy if args.demo_episodes else LeanPolicy,
         SacEnv(args.task, args.seed),
         seed=args.seed,
         batch_size=args.batch_size,

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "data_gen"))
 import make_preferences
 import select_policies
+import train_sac
 from actors import ACTION_CLAMP, Actor, save_actor
 from envs import HORIZON, SacEnv, make_env, set_sim_state
 
@@ -111,6 +112,18 @@ def sb3_actor(tmp_path_factory):
     path = tmp_path_factory.mktemp("actor") / "actor.pt"
     save_actor(path, model.actor, task="hopper", step=0, seed=0)
     return model.actor, Actor(path)
+
+
+@pytest.mark.parametrize("policy", [train_sac.LeanPolicy, train_sac.LayerNormPolicy])
+def test_leaving_out_unused_critic_gradients_changes_no_bit(policy, monkeypatch):
+    def trained():
+        sac = train_sac.SAC(policy, SacEnv("hopper", 1), seed=1, learning_starts=20, policy_kwargs={"net_arch": [16]})
+        return sac.learn(40).policy.state_dict()
+
+    ours = trained()
+    monkeypatch.delattr(train_sac.LeanCritic, "forward")
+    for name, original in trained().items():
+        assert torch.equal(ours[name], original), name
 
 
 def test_numpy_actor_equals_stable_baselines(sb3_actor):

@@ -5,12 +5,16 @@ import importlib.metadata
 import sys
 from pathlib import Path
 
+import mujoco
 import numpy as np
 import pytest
+from scipy.spatial.transform import Rotation
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "data_gen"))
 import envs
 from envs import HORIZON, LOCOMOTION_TASKS, METAWORLD_TASKS, TASKS, get_sim_state, set_sim_state
+
+import paws_mlp
 
 make_env = functools.cache(envs.make_env)  # building one costs more than 100 ms
 
@@ -71,6 +75,17 @@ def test_hand_randomisation_leaves_the_reward_intact():
         rewards = play(env, seed, random_actions(env, 15, seed))[1]
         np.testing.assert_allclose(env.env.init_tcp, tcp, atol=1e-6)  # the unmoved hand's
         assert np.isfinite(rewards).all() and np.all(rewards >= 0)
+
+
+def test_quaternion_has_the_bits_of_scipys():
+    quaternions = np.random.default_rng(0).normal(size=(2_000, 4))
+    quaternions[::3] = np.round(quaternions[::3])  # ties between the four components
+    for q in quaternions[np.any(quaternions != 0, axis=1)]:
+        matrix = np.empty(9)
+        mujoco.mju_quat2Mat(matrix, q / np.linalg.norm(q))
+        matrix = matrix.reshape(3, 3)
+        ours = paws_mlp.QuaternionOfMatrix.from_matrix(matrix).as_quat()
+        np.testing.assert_array_equal(ours, Rotation.from_matrix(matrix).as_quat())
 
 
 def test_mujoco_is_the_version_that_metaworld_was_made_for():
