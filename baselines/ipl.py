@@ -354,8 +354,8 @@ class Dropout(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.training or self.p == 0:
             return x
-        keep = torch.rand(x.shape, generator=self.generator, device=x.device) >= self.p
-        return x * keep * (1 / (1 - self.p))
+        keep = torch.rand(x.shape, generator=self.generator, device=x.device).ge_(self.p)  # 1 with probability 1 - p
+        return x * keep.mul_(1 / (1 - self.p))
 
 
 def linear(n_in: int, n_out: int, generator: torch.Generator | None, gain: float = 1.0) -> nn.Linear:
