@@ -710,13 +710,15 @@ class Run:
 # ---- end shared ----
 
 
-def apply_preset(args: Args) -> None:
-    """Fills in the flags that were not given."""
-    for key, value in PRESETS[args.preset].items():
+# ---- shared: minibatches (identical in every baseline; `python tests/test_shared_blocks.py --fix` copies it) ----
+def set_defaults(args: Args, defaults: dict, **least: int) -> None:
+    """Flags that were not given get their default; none may be below its least value."""
+    for key, value in defaults.items():
         if getattr(args, key) is None:
             setattr(args, key, value)
-    if args.batch_size < 1:
-        sys.exit(f"error: --batch-size {args.batch_size}: must be at least 1")
+    for key, value in least.items():
+        if getattr(args, key) < value:
+            sys.exit(f"error: --{key.replace('_', '-')} {getattr(args, key)}: must be at least {value}")
 
 
 def minibatch(n: int, batch_size: int, seed: int, step: int) -> torch.Tensor:
@@ -724,6 +726,14 @@ def minibatch(n: int, batch_size: int, seed: int, step: int) -> torch.Tensor:
     epoch, i = divmod(step - 1, math.ceil(n / batch_size))
     order = np.random.default_rng([seed, 2, epoch]).permutation(n)  # the step tells all: exact resume
     return torch.from_numpy(order[i * batch_size : (i + 1) * batch_size])
+
+
+# ---- end shared ----
+
+
+def apply_preset(args: Args) -> None:
+    """Fills in the flags that were not given."""
+    set_defaults(args, PRESETS[args.preset], batch_size=1)
 
 
 def bc_loss(log_prob: torch.Tensor) -> torch.Tensor:

@@ -724,18 +724,15 @@ class Run:
 # ---- end shared ----
 
 
-def apply_preset(args: Args) -> None:
-    """Fills in the flags that were not given."""
-    for key, value in PRESETS[args.preset].items():
+# ---- shared: minibatches (identical in every baseline; `python tests/test_shared_blocks.py --fix` copies it) ----
+def set_defaults(args: Args, defaults: dict, **least: int) -> None:
+    """Flags that were not given get their default; none may be below its least value."""
+    for key, value in defaults.items():
         if getattr(args, key) is None:
             setattr(args, key, value)
-    if args.bc_steps is None:
-        args.bc_steps = args.total_steps * 2 // 5
-    if args.warmup_steps is None:
-        args.warmup_steps = args.total_steps // 50
-    for key, least in (("batch_size", 1), ("bc_steps", 0), ("warmup_steps", 0)):
-        if getattr(args, key) < least:
-            sys.exit(f"error: --{key.replace('_', '-')} {getattr(args, key)}: must be at least {least}")
+    for key, value in least.items():
+        if getattr(args, key) < value:
+            sys.exit(f"error: --{key.replace('_', '-')} {getattr(args, key)}: must be at least {value}")
 
 
 def minibatch(n: int, batch_size: int, seed: int, step: int) -> torch.Tensor:
@@ -743,6 +740,16 @@ def minibatch(n: int, batch_size: int, seed: int, step: int) -> torch.Tensor:
     epoch, i = divmod(step - 1, math.ceil(n / batch_size))
     order = np.random.default_rng([seed, 2, epoch]).permutation(n)  # the step tells all: exact resume
     return torch.from_numpy(order[i * batch_size : (i + 1) * batch_size])
+
+
+# ---- end shared ----
+
+
+def apply_preset(args: Args) -> None:
+    """Fills in the flags that were not given."""
+    set_defaults(args, PRESETS[args.preset], batch_size=1)
+    phases = dict(bc_steps=args.total_steps * 2 // 5, warmup_steps=args.total_steps // 50)
+    set_defaults(args, phases, bc_steps=0, warmup_steps=0)
 
 
 def bc_loss(log_prob: torch.Tensor) -> torch.Tensor:

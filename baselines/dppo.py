@@ -745,6 +745,28 @@ class Run:
 # ---- end shared ----
 
 
+# ---- shared: minibatches (identical in every baseline; `python tests/test_shared_blocks.py --fix` copies it) ----
+def set_defaults(args: Args, defaults: dict, **least: int) -> None:
+    """Flags that were not given get their default; none may be below its least value."""
+    for key, value in defaults.items():
+        if getattr(args, key) is None:
+            setattr(args, key, value)
+    for key, value in least.items():
+        if getattr(args, key) < value:
+            sys.exit(f"error: --{key.replace('_', '-')} {getattr(args, key)}: must be at least {value}")
+
+
+def minibatch(n: int, batch_size: int, seed: int, step: int) -> torch.Tensor:
+    """Rows of update `step` = 1, 2, ...: each epoch is a permutation of the n pairs, its last batch may be smaller."""
+    epoch, i = divmod(step - 1, math.ceil(n / batch_size))
+    order = np.random.default_rng([seed, 2, epoch]).permutation(n)  # the step tells all: exact resume
+    return torch.from_numpy(order[i * batch_size : (i + 1) * batch_size])
+
+
+# ---- end shared ----
+
+
+# ---- shared: transformer (identical where it stands; `python tests/test_shared_blocks.py --fix` copies it) ----
 def dense(n_in: int, n_out: int, generator: torch.Generator | None) -> nn.Linear:
     """A linear layer with LeCun-normal weights (cut at two deviations) and zero bias, Flax's initialisation."""
     layer = nn.utils.skip_init(nn.Linear, n_in, n_out)
@@ -805,6 +827,27 @@ class Trunk(nn.Module):
         return self.norm_out(self.blocks[-1](x, slice(1, None, 2)))  # (B, T, W): what a_t gives, nobody reads
 
 
+def preference_loss(better: torch.Tensor, worse: torch.Tensor) -> torch.Tensor:
+    """Bradley-Terry cross-entropy: -mean log(exp f+ / (exp f+ + exp f-)). (B,), (B,) -> ()"""
+    return F.softplus(worse - better).mean()
+
+
+def accuracy(scores: torch.Tensor) -> float:
+    """Share of pairs whose preferred segment, the first, has the larger score. (n, 2)"""
+    return (scores[:, 0] > scores[:, 1]).double().mean().item()
+
+
+def warmup_cosine(step: int, total: int, peak: float) -> float:
+    """Learning rate of update `step` = 1, 2, ...: peak / 10 -> peak in the first tenth -> cosine to peak / 10."""
+    done, warmup, low = step - 1, total // 10, peak / 10
+    if done < warmup:
+        return low + (peak - low) * done / warmup
+    return low + (peak - low) * 0.5 * (1 + math.cos(math.pi * (done - warmup) / (total - warmup)))
+
+
+# ---- end shared ----
+
+
 class Predictor(nn.Module):
     """f(tau): Transformer without a causal mask, MLP at each s_t, mean over time."""
 
@@ -817,19 +860,6 @@ class Predictor(nn.Module):
 
     def forward(self, obs: torch.Tensor, act: torch.Tensor) -> torch.Tensor:
         return self.head(self.trunk(obs, act)).mean((1, 2))  # (B, L, o), (B, L, a) -> (B,), any L up to T
-
-
-def preference_loss(better: torch.Tensor, worse: torch.Tensor) -> torch.Tensor:
-    """Bradley-Terry cross-entropy: -mean log(exp f+ / (exp f+ + exp f-)). (B,), (B,) -> ()"""
-    return F.softplus(worse - better).mean()
-
-
-def warmup_cosine(step: int, total: int, peak: float) -> float:
-    """Learning rate of update `step` = 1, 2, ...: peak / 10 -> peak in the first tenth -> cosine to peak / 10."""
-    done, warmup, low = step - 1, total // 10, peak / 10
-    if done < warmup:
-        return low + (peak - low) * done / warmup
-    return low + (peak - low) * 0.5 * (1 + math.cos(math.pi * (done - warmup) / (total - warmup)))
 
 
 def smoothness_loss(score: torch.Tensor, shifted: torch.Tensor) -> torch.Tensor:
@@ -857,13 +887,6 @@ def ranking_loss(d: torch.Tensor, score: torch.Tensor, conservativeness: float, 
     return F.softplus((d[i] - conservativeness * d[j]) / temperature).mean()
 
 
-def minibatch(n: int, batch_size: int, seed: int, step: int) -> torch.Tensor:
-    """Rows of update `step` = 1, 2, ...: each epoch is a permutation of the n pairs, its last batch may be smaller."""
-    epoch, i = divmod(step - 1, math.ceil(n / batch_size))
-    order = np.random.default_rng([seed, 2, epoch]).permutation(n)  # the step tells all: exact resume
-    return torch.from_numpy(order[i * batch_size : (i + 1) * batch_size])
-
-
 @torch.no_grad()
 def score_segments(model: Predictor, obs: torch.Tensor, act: torch.Tensor, size: int = 256) -> torch.Tensor:
     """f of each segment or of prefixes of one length, without dropout. (K, L, o), (K, L, a) -> (K,)"""
@@ -873,27 +896,15 @@ def score_segments(model: Predictor, obs: torch.Tensor, act: torch.Tensor, size:
     return torch.cat(scores)
 
 
-def accuracy(scores: torch.Tensor) -> float:
-    """Share of pairs whose preferred segment, the first, has the larger score. (n, 2)"""
-    return (scores[:, 0] > scores[:, 1]).double().mean().item()
-
-
 def apply_preset(args: Args) -> None:
     """Fills in the flags that were not given."""
-    for key, value in PRESETS[args.preset].items():
-        if getattr(args, key) is None:
-            setattr(args, key, value)
+    at_least_one = dict.fromkeys(("predictor_batch_size", "predictor_layers", "window_stride"), 1)
+    set_defaults(args, PRESETS[args.preset], batch_size=2, **at_least_one)  # 2: to rank
 
 
 def fill_in(args: Args, n_train: int, length: int) -> None:
     """Fills in the flags that depend on the data, and looks at them."""
-    if args.predictor_steps is None:
-        args.predictor_steps = 10_000 * math.ceil(n_train / max(args.predictor_batch_size, 1))
-    for key in ("predictor_batch_size", "predictor_steps", "predictor_layers", "window_stride"):
-        if getattr(args, key) < 1:
-            sys.exit(f"error: --{key.replace('_', '-')} {getattr(args, key)}: must be at least 1")
-    if args.batch_size < 2:
-        sys.exit(f"error: --batch-size {args.batch_size}: must be at least 2, to rank")
+    set_defaults(args, dict(predictor_steps=10_000 * math.ceil(n_train / args.predictor_batch_size)), predictor_steps=1)
     if args.min_seq_len > length:
         sys.exit(f"error: --min-seq-len {args.min_seq_len}: segments have {length} steps")
     if args.predictor_width % args.predictor_heads:

@@ -730,13 +730,28 @@ class Run:
 # ---- end shared ----
 
 
-def mlp(n_in: int, width: int, init=None) -> nn.Sequential:
-    """Two hidden layers, one output, orthogonal."""
-    sizes = (n_in, width, width)
-    layers = [m for a, b in zip(sizes, sizes[1:], strict=False) for m in (linear(a, b, init), nn.ReLU())]
-    return nn.Sequential(*layers, linear(width, 1, init), nn.Flatten(-2))  # (..., n_in) -> (...)
+# ---- shared: minibatches (identical in every baseline; `python tests/test_shared_blocks.py --fix` copies it) ----
+def set_defaults(args: Args, defaults: dict, **least: int) -> None:
+    """Flags that were not given get their default; none may be below its least value."""
+    for key, value in defaults.items():
+        if getattr(args, key) is None:
+            setattr(args, key, value)
+    for key, value in least.items():
+        if getattr(args, key) < value:
+            sys.exit(f"error: --{key.replace('_', '-')} {getattr(args, key)}: must be at least {value}")
 
 
+def minibatch(n: int, batch_size: int, seed: int, step: int) -> torch.Tensor:
+    """Rows of update `step` = 1, 2, ...: each epoch is a permutation of the n pairs, its last batch may be smaller."""
+    epoch, i = divmod(step - 1, math.ceil(n / batch_size))
+    order = np.random.default_rng([seed, 2, epoch]).permutation(n)  # the step tells all: exact resume
+    return torch.from_numpy(order[i * batch_size : (i + 1) * batch_size])
+
+
+# ---- end shared ----
+
+
+# ---- shared: critics (identical where it stands; `python tests/test_shared_blocks.py --fix` copies it) ----
 class Critics(nn.Module):
     """Two independent Q functions."""
 
@@ -754,6 +769,16 @@ def expectile_loss(u: torch.Tensor, expectile: float) -> torch.Tensor:
     return ((expectile - (u < 0).float()).abs() * u.square()).mean()
 
 
+# ---- end shared ----
+
+
+def mlp(n_in: int, width: int, init=None) -> nn.Sequential:
+    """Two hidden layers, one output, orthogonal."""
+    sizes = (n_in, width, width)
+    layers = [m for a, b in zip(sizes, sizes[1:], strict=False) for m in (linear(a, b, init), nn.ReLU())]
+    return nn.Sequential(*layers, linear(width, 1, init), nn.Flatten(-2))  # (..., n_in) -> (...)
+
+
 def implicit_reward(q: torch.Tensor, next_value: torch.Tensor, args: Args) -> torch.Tensor:
     """r = Q(s, a) - gamma V(s'). (2, ..., T - 1), (..., T - 1) -> (2, ..., T - 1)"""
     if args.clip_target:
@@ -766,13 +791,6 @@ def preference_loss(rewards: torch.Tensor, labelled: torch.Tensor) -> torch.Tens
     """-mean log sigmoid(sum_t r(tau+) - sum_t r(tau-)) over critics and labelled pairs. (2, B, 2, T - 1), (B,) -> ()"""
     better, worse = rewards.sum(-1).unbind(-1)  # each (2, B)
     return (F.softplus(worse - better).mean(0) * labelled).sum() / labelled.sum().clamp(min=1)
-
-
-def minibatch(n: int, batch_size: int, seed: int, step: int) -> torch.Tensor:
-    """Rows of update `step` = 1, 2, ...: each epoch is a permutation of the n pairs, its last batch may be smaller."""
-    epoch, i = divmod(step - 1, math.ceil(n / batch_size))
-    order = np.random.default_rng([seed, 2, epoch]).permutation(n)  # the step tells all: exact resume
-    return torch.from_numpy(order[i * batch_size : (i + 1) * batch_size])
 
 
 def accuracy(scores: torch.Tensor) -> float:
@@ -838,11 +856,7 @@ class IPL:
 
 def apply_preset(args: Args) -> None:
     """Fills in the flags that were not given."""
-    for key, value in PRESETS[args.preset].items():
-        if getattr(args, key) is None:
-            setattr(args, key, value)
-    if args.batch_size < 1:
-        sys.exit(f"error: --batch-size {args.batch_size}: must be at least 1")
+    set_defaults(args, PRESETS[args.preset], batch_size=1)
 
 
 def main(args: Args) -> dict:

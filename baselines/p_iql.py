@@ -730,6 +730,27 @@ class Run:
 # ---- end shared ----
 
 
+# ---- shared: minibatches (identical in every baseline; `python tests/test_shared_blocks.py --fix` copies it) ----
+def set_defaults(args: Args, defaults: dict, **least: int) -> None:
+    """Flags that were not given get their default; none may be below its least value."""
+    for key, value in defaults.items():
+        if getattr(args, key) is None:
+            setattr(args, key, value)
+    for key, value in least.items():
+        if getattr(args, key) < value:
+            sys.exit(f"error: --{key.replace('_', '-')} {getattr(args, key)}: must be at least {value}")
+
+
+def minibatch(n: int, batch_size: int, seed: int, step: int) -> torch.Tensor:
+    """Rows of update `step` = 1, 2, ...: each epoch is a permutation of the n pairs, its last batch may be smaller."""
+    epoch, i = divmod(step - 1, math.ceil(n / batch_size))
+    order = np.random.default_rng([seed, 2, epoch]).permutation(n)  # the step tells all: exact resume
+    return torch.from_numpy(order[i * batch_size : (i + 1) * batch_size])
+
+
+# ---- end shared ----
+
+
 def mlp(n_in: int, init: torch.Generator | None = None) -> nn.Sequential:
     """Two hidden layers of 512 and one output: reward model, critics and value."""
     return nn.Sequential(linear(n_in, 512, init), nn.ReLU(), linear(512, 512, init), nn.ReLU(), linear(512, 1, init))
@@ -758,22 +779,9 @@ class Critics(nn.Module):
 
 def apply_preset(args: Args) -> None:
     """Fills in the flags that were not given."""
-    for key, value in PRESETS[args.preset].items():
-        if getattr(args, key) is None:
-            setattr(args, key, value)
-    if args.reward_steps is None:
-        args.reward_steps = args.total_steps // 10
+    set_defaults(args, PRESETS[args.preset], batch_size=1)
+    set_defaults(args, dict(reward_steps=args.total_steps // 10), reward_steps=0)
     args.reward_batch_size = max(args.reward_batch_size, args.batch_size)
-    for key, least in (("batch_size", 1), ("reward_steps", 0)):
-        if getattr(args, key) < least:
-            sys.exit(f"error: --{key.replace('_', '-')} {getattr(args, key)}: must be at least {least}")
-
-
-def minibatch(n: int, batch_size: int, seed: int, step: int) -> torch.Tensor:
-    """Rows of update `step` = 1, 2, ...: each epoch is a permutation of the n pairs, its last batch may be smaller."""
-    epoch, i = divmod(step - 1, math.ceil(n / batch_size))
-    order = np.random.default_rng([seed, 2, epoch]).permutation(n)  # the step tells all: exact resume
-    return torch.from_numpy(order[i * batch_size : (i + 1) * batch_size])
 
 
 def preference_loss(rewards: torch.Tensor) -> torch.Tensor:

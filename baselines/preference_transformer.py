@@ -752,6 +752,28 @@ class Run:
 # ---- end shared ----
 
 
+# ---- shared: minibatches (identical in every baseline; `python tests/test_shared_blocks.py --fix` copies it) ----
+def set_defaults(args: Args, defaults: dict, **least: int) -> None:
+    """Flags that were not given get their default; none may be below its least value."""
+    for key, value in defaults.items():
+        if getattr(args, key) is None:
+            setattr(args, key, value)
+    for key, value in least.items():
+        if getattr(args, key) < value:
+            sys.exit(f"error: --{key.replace('_', '-')} {getattr(args, key)}: must be at least {value}")
+
+
+def minibatch(n: int, batch_size: int, seed: int, step: int) -> torch.Tensor:
+    """Rows of update `step` = 1, 2, ...: each epoch is a permutation of the n pairs, its last batch may be smaller."""
+    epoch, i = divmod(step - 1, math.ceil(n / batch_size))
+    order = np.random.default_rng([seed, 2, epoch]).permutation(n)  # the step tells all: exact resume
+    return torch.from_numpy(order[i * batch_size : (i + 1) * batch_size])
+
+
+# ---- end shared ----
+
+
+# ---- shared: transformer (identical where it stands; `python tests/test_shared_blocks.py --fix` copies it) ----
 def dense(n_in: int, n_out: int, generator: torch.Generator | None) -> nn.Linear:
     """A linear layer with LeCun-normal weights (cut at two deviations) and zero bias, Flax's initialisation."""
     layer = nn.utils.skip_init(nn.Linear, n_in, n_out)
@@ -812,6 +834,48 @@ class Trunk(nn.Module):
         return self.norm_out(self.blocks[-1](x, slice(1, None, 2)))  # (B, T, W): what a_t gives, nobody reads
 
 
+def preference_loss(better: torch.Tensor, worse: torch.Tensor) -> torch.Tensor:
+    """Bradley-Terry cross-entropy: -mean log(exp f+ / (exp f+ + exp f-)). (B,), (B,) -> ()"""
+    return F.softplus(worse - better).mean()
+
+
+def accuracy(scores: torch.Tensor) -> float:
+    """Share of pairs whose preferred segment, the first, has the larger score. (n, 2)"""
+    return (scores[:, 0] > scores[:, 1]).double().mean().item()
+
+
+def warmup_cosine(step: int, total: int, peak: float) -> float:
+    """Learning rate of update `step` = 1, 2, ...: peak / 10 -> peak in the first tenth -> cosine to peak / 10."""
+    done, warmup, low = step - 1, total // 10, peak / 10
+    if done < warmup:
+        return low + (peak - low) * done / warmup
+    return low + (peak - low) * 0.5 * (1 + math.cos(math.pi * (done - warmup) / (total - warmup)))
+
+
+# ---- end shared ----
+
+
+# ---- shared: critics (identical where it stands; `python tests/test_shared_blocks.py --fix` copies it) ----
+class Critics(nn.Module):
+    """Two independent Q functions."""
+
+    def __init__(self, obs_dim: int, act_dim: int, width: int, init=None):
+        super().__init__()
+        self.nets = nn.ModuleList([mlp(obs_dim + act_dim, width, init) for _ in range(2)])
+
+    def forward(self, obs: torch.Tensor, act: torch.Tensor) -> torch.Tensor:
+        x = torch.cat((obs, act), dim=-1)
+        return torch.stack([net(x) for net in self.nets])  # (2, ...)
+
+
+def expectile_loss(u: torch.Tensor, expectile: float) -> torch.Tensor:
+    """mean |expectile - 1(u < 0)| u^2, u = Q - V."""
+    return ((expectile - (u < 0).float()).abs() * u.square()).mean()
+
+
+# ---- end shared ----
+
+
 class RewardModel(nn.Module):
     """Causal trunk, then r_t of each step and the score f(tau) of the segment."""
 
@@ -841,52 +905,15 @@ def mlp(n_in: int, width: int, init=None) -> nn.Sequential:
     return nn.Sequential(*layers, linear(width, 1, init, gain), nn.Flatten(-2))  # (..., n_in) -> (...)
 
 
-class Critics(nn.Module):
-    """Two independent Q functions."""
-
-    def __init__(self, obs_dim: int, act_dim: int, width: int, init=None):
-        super().__init__()
-        self.nets = nn.ModuleList([mlp(obs_dim + act_dim, width, init) for _ in range(2)])
-
-    def forward(self, obs: torch.Tensor, act: torch.Tensor) -> torch.Tensor:
-        x = torch.cat((obs, act), dim=-1)
-        return torch.stack([net(x) for net in self.nets])  # (2, ...)
-
-
 def preference_attention(query: torch.Tensor, key: torch.Tensor, reward: torch.Tensor) -> torch.Tensor:
     """z_t = sum_s softmax_s(q_t . k_s) r_s over the whole segment, unscaled. (B, T, W) twice, (B, T) -> (B, T)"""
     return ((query @ key.transpose(1, 2)).softmax(-1) @ reward.unsqueeze(-1)).squeeze(-1)
-
-
-def preference_loss(better: torch.Tensor, worse: torch.Tensor) -> torch.Tensor:
-    """Bradley-Terry cross-entropy: -mean log(exp f+ / (exp f+ + exp f-)). (B,), (B,) -> ()"""
-    return F.softplus(worse - better).mean()
-
-
-def warmup_cosine(step: int, total: int, peak: float) -> float:
-    """Learning rate of update `step` = 1, 2, ...: peak / 10 -> peak in the first tenth -> cosine to peak / 10."""
-    done, warmup, low = step - 1, total // 10, peak / 10
-    if done < warmup:
-        return low + (peak - low) * done / warmup
-    return low + (peak - low) * 0.5 * (1 + math.cos(math.pi * (done - warmup) / (total - warmup)))
-
-
-def minibatch(n: int, batch_size: int, seed: int, step: int) -> torch.Tensor:
-    """Rows of update `step` = 1, 2, ...: each epoch is a permutation of the n pairs, its last batch may be smaller."""
-    epoch, i = divmod(step - 1, math.ceil(n / batch_size))
-    order = np.random.default_rng([seed, 2, epoch]).permutation(n)  # the step tells all: exact resume
-    return torch.from_numpy(order[i * batch_size : (i + 1) * batch_size])
 
 
 def normalise_rewards(rewards: torch.Tensor, return_range: float, shift: float) -> torch.Tensor:
     """r / (largest - smallest return) * return_range + shift. (K, T) -> (K, T)"""
     returns = rewards.sum(1)
     return rewards / (returns.max() - returns.min()).clamp(min=1e-8) * return_range + shift
-
-
-def expectile_loss(u: torch.Tensor, expectile: float) -> torch.Tensor:
-    """mean |expectile - 1(u < 0)| u^2, u = Q - V."""
-    return ((expectile - (u < 0).float()).abs() * u.square()).mean()
 
 
 def cosine(step: int, total: int, peak: float) -> float:
@@ -901,11 +928,6 @@ def score_segments(model: RewardModel, obs: torch.Tensor, act: torch.Tensor, siz
     parts = [model(obs[i : i + size], act[i : i + size]) for i in range(0, len(obs), size)]
     model.train()
     return tuple(torch.cat(part) for part in zip(*parts, strict=True))
-
-
-def accuracy(scores: torch.Tensor) -> float:
-    """Share of pairs whose preferred segment, the first, has the larger score. (n, 2)"""
-    return (scores[:, 0] > scores[:, 1]).double().mean().item()
 
 
 class IQL:
@@ -956,27 +978,19 @@ class IQL:
 
 def apply_preset(args: Args) -> None:
     """Fills in the flags that were not given."""
-    for key, value in PRESETS[args.preset].items():
-        if getattr(args, key) is None:
-            setattr(args, key, value)
+    set_defaults(args, PRESETS[args.preset], batch_size=1, reward_batch_size=1, reward_layers=1)
 
 
 def fill_in(args: Args, n_train: int, length: int) -> None:
     """Fills in the flags that depend on the data, and looks at them."""
     if length < 2:
         sys.exit(f"error: {args.data}: key 'obs': segments of 1 step; IQL needs transitions, so at least 2")
-    epoch = math.ceil(n_train / max(args.reward_batch_size, 1))
-    if args.reward_steps is None:
-        args.reward_steps = 10_000 * epoch
-    if args.reward_check_every is None:
-        args.reward_check_every = max(1, min(5 * epoch, args.reward_steps // 20))
-    if args.return_range is None:
-        args.return_range = float(length)
-    if args.reward_shift is None:
-        args.reward_shift = 0.5 if args.task in ("half-cheetah", "hopper", "walker2d") else 0.0
-    for key in ("batch_size", "reward_batch_size", "reward_steps", "reward_check_every", "reward_layers"):
-        if getattr(args, key) < 1:
-            sys.exit(f"error: --{key.replace('_', '-')} {getattr(args, key)}: must be at least 1")
+    epoch = math.ceil(n_train / args.reward_batch_size)
+    set_defaults(args, dict(reward_steps=10_000 * epoch), reward_steps=1)
+    shift = 0.5 if args.task in ("half-cheetah", "hopper", "walker2d") else 0.0
+    checks = max(1, min(5 * epoch, args.reward_steps // 20))
+    defaults = dict(reward_check_every=checks, return_range=float(length), reward_shift=shift)
+    set_defaults(args, defaults, reward_check_every=1)
     if args.reward_width % args.reward_heads:
         sys.exit(f"error: --reward-width {args.reward_width}: must be a multiple of --reward-heads")
 

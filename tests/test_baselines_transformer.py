@@ -1,6 +1,5 @@
 """Preference Transformer, IPL and DPPO: losses, networks, schedules and updates to the digit, and the scripts."""
 
-import inspect
 import json
 import shutil
 import sys
@@ -148,13 +147,6 @@ def test_dppo_shifted_window_is_the_part_inside():
 
 
 # ---- networks ----
-def test_trunk_is_the_same_text_in_both_scripts():
-    for name in ("dense", "Block", "Trunk", "preference_loss", "warmup_cosine", "minibatch", "accuracy"):
-        assert inspect.getsource(getattr(pt, name)) == inspect.getsource(getattr(dppo, name)), name
-    for name in ("Critics", "expectile_loss", "minibatch", "accuracy"):
-        assert inspect.getsource(getattr(pt, name)) == inspect.getsource(getattr(ipl, name)), name
-
-
 def random_trunk(causal: bool, layers: int = 2) -> pt.Trunk:
     generator = torch.Generator().manual_seed(0)
     trunk = pt.Trunk(3, 2, 7, 16, layers, 4, causal, pt.Dropout(0.1, generator), generator).eval()
