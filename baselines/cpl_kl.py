@@ -19,8 +19,9 @@ CPL for a KL-constrained objective: log pi becomes the log-ratio to the cloned p
 
 Choices where the PAWS paper is silent: CPL's published settings (alpha 0.2, bias 0.75, 200,000 + 300,000 updates of 96
 pairs, warm-up of 10,000). The paper lists a learning rate of 1e-4; CPL's own configuration multiplies it by 0.1 in the
-second phase, and so do we (--cpl-lr-factor). With another --total-steps the phases keep their shares: 40 % BC, 2 %
-warm-up. log pi_ref is computed once for all segments: the reference does not change and has no dropout.
+second phase, and so do we (--cpl-lr-factor), but not in the quick preset, whose 6,000 updates would then leave the
+policy at the clone. With another --total-steps the phases keep their shares: 40 % BC, 2 % warm-up. log pi_ref is
+computed once for all segments: the reference does not change and has no dropout.
 """
 
 import hashlib
@@ -48,8 +49,8 @@ from torch import nn
 from tqdm import tqdm
 
 PRESETS = {
-    "paper": dict(total_steps=500_000, batch_size=96, eval_every=5_000),
-    "quick": dict(total_steps=10_000, batch_size=8, eval_every=250),
+    "paper": dict(total_steps=500_000, batch_size=96, eval_every=5_000, cpl_lr_factor=0.1),
+    "quick": dict(total_steps=10_000, batch_size=8, eval_every=250, cpl_lr_factor=1.0),
 }
 
 
@@ -71,8 +72,8 @@ class Args:
     """updates over which the learning rate rises once cloning has ended [2 % of total_steps]"""
     learning_rate: float = 1e-4
     """Adam"""
-    cpl_lr_factor: float = 0.1
-    """the learning rate is multiplied by this once cloning has ended"""
+    cpl_lr_factor: float | None = None
+    """the learning rate is multiplied by this once cloning has ended [paper 0.1; quick 1]"""
     alpha: float = 0.2
     """temperature: A = alpha log(pi / pi_ref)"""
     contrastive_bias: float = 0.75
