@@ -48,7 +48,7 @@ def table(tasks: list[str]) -> str:
 
 
 def files(tasks: list[str]) -> str:
-    head = "| file | MB | segments | pairs | obs, act | better policy's segment preferred | expert: steps, hours |"
+    head = "| file | MB | segments | pairs | obs, act | better policy's segment preferred | expert: steps (of), hours |"
     lines = [head, "|---|---|---|---|---|---|---|"]
     for task in tasks:
         path = DATA / f"{task}.npz"
@@ -57,7 +57,7 @@ def files(tasks: list[str]) -> str:
             (k, _, obs_dim), act_dim, n = file["obs"].shape, file["act"].shape[-1], len(file["prefs"])
             agreement = json.loads(str(file["meta"]))["agreement"]
         size = f"{path.stat().st_size / 1e6:.1f}"
-        effort = f"{training['steps']:,}, {training['minutes'] / 60:.1f}"
+        effort = f"{training['steps']:,} ({training['total_steps']:,}), {training['minutes'] / 60:.1f}"
         lines.append(f"| {path.name} | {size} | {k} | {n} | {obs_dim}, {act_dim} | {agreement:.1%} | {effort} |")
     return "\n".join(lines)
 
