@@ -21,7 +21,7 @@ import numpy as np
 import torch
 import tyro
 from actors import Actor, save_actor
-from envs import METAWORLD_TASKS, SacEnv, make_env, scripted_episode
+from envs import METAWORLD_TASKS, TASKS, SacEnv, make_env, scripted_episode
 from stable_baselines3 import SAC
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
@@ -202,6 +202,8 @@ def write_csv(path: Path, rows: list[dict]) -> None:
 
 
 def main(args: Args) -> None:
+    if args.task not in TASKS:
+        raise SystemExit(f"error: --task {args.task}: use one of {', '.join(TASKS)}")
     metaworld = args.task in METAWORLD_TASKS
     for field, on_metaworld, on_locomotion in (
         ("total_steps", 200_000, 2_000_000),
