@@ -114,6 +114,16 @@ def sb3_actor(tmp_path_factory):
     return model.actor, Actor(path)
 
 
+def test_training_stops_when_a_good_checkpoint_stays_good_in_more_episodes(tmp_path):
+    common = "--demo-episodes 1 --total-steps 200 --checkpoint-every 100 --eval-episodes 1".split()
+    for stop_at, rows in (("0", [("100", "5")]), ("1.1", [("100", "1"), ("200", "1")])):
+        out = tmp_path / stop_at
+        done = run("train_sac.py", "--task", TASK, "--out", out, "--stop-at", stop_at, *common)
+        assert done.returncode == 0, done.stderr
+        with open(out / TASK / "checkpoints.csv") as file:
+            assert [(row["step"], row["episodes"]) for row in csv.DictReader(file)] == rows
+
+
 @pytest.mark.parametrize("policy", [train_sac.LeanPolicy, train_sac.LayerNormPolicy])
 def test_leaving_out_unused_critic_gradients_changes_no_bit(policy, monkeypatch):
     def trained():
