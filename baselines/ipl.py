@@ -20,9 +20,9 @@ Each update: V; Q with the new V; policy with the new V and the Q' that V saw; Q
 Choices where the PAWS paper is silent: chi2 = 3, IPL's value for Meta-World, on all tasks; its value for locomotion is
 0.5 with clipped targets (--chi2 0.5 --clip-target). Whole segments in minibatches of 96 pairs, as CPL: 63 transitions
 of 64 steps, none terminal. The policy is the one of all methods, with log pi = -||a - mu(s)||^2. 500,000 updates as for
-the other baselines; the quick preset, which has few, takes IPL's own learning rate of 3e-4 instead of the PAWS paper's
-1e-4. One tenth of the pairs is held out of the preference term, to report a validation accuracy; their segments stay in
-all other terms.
+the other baselines. The quick preset has few and small updates: it takes IPL's own learning rate of 3e-4 instead of the
+PAWS paper's 1e-4, and V and policy learn from transitions of all segments, not from the few of the pairs. One tenth of
+the pairs is held out of the preference term, to report a validation accuracy; their segments stay in all other terms.
 """
 
 import copy
@@ -51,8 +51,8 @@ from torch import nn
 from tqdm import tqdm
 
 PRESETS = {
-    "paper": dict(total_steps=500_000, batch_size=96, eval_every=5_000, learning_rate=1e-4),
-    "quick": dict(total_steps=7_000, batch_size=2, eval_every=175, learning_rate=3e-4),
+    "paper": dict(total_steps=500_000, batch_size=96, transitions=0, eval_every=5_000, learning_rate=1e-4),
+    "quick": dict(total_steps=7_000, batch_size=4, transitions=256, eval_every=175, learning_rate=3e-4),
 }
 
 
@@ -67,7 +67,9 @@ class Args:
     eval_every: int | None = None
     """updates between two evaluations [paper 5,000; quick 175]"""
     batch_size: int | None = None
-    """pairs in an update [paper 96; quick 2]"""
+    """pairs in an update [paper 96; quick 4]"""
+    transitions: int | None = None
+    """transitions in an update of V and policy, drawn from all segments; 0: those of the pairs [paper 0; quick 256]"""
     learning_rate: float | None = None
     """Adam of value, critics and policy [paper 1e-4; quick 3e-4]"""
     gamma: float = 0.99
@@ -752,6 +754,16 @@ def minibatch(n: int, batch_size: int, seed: int, step: int) -> torch.Tensor:
 # ---- end shared ----
 
 
+# ---- shared: transitions (identical where it stands; `python tests/test_shared_blocks.py --fix` copies it) ----
+def random_transitions(segments: int, length: int, size: int, generator: torch.Generator) -> tuple:
+    """Segments i and steps t of `size` transitions (s_t, a_t, s_t+1), drawn from all: (size,), (size,)"""
+    index = torch.randint(segments * (length - 1), (size,), generator=generator, device=generator.device)
+    return index // (length - 1), index % (length - 1)
+
+
+# ---- end shared ----
+
+
 # ---- shared: critics (identical where it stands; `python tests/test_shared_blocks.py --fix` copies it) ----
 class Critics(nn.Module):
     """Two independent Q functions."""
@@ -815,27 +827,30 @@ class IPL:
     def parts(self) -> dict:
         return {k: v for k, v in vars(self).items() if k != "args"}
 
-    def update(self, segments: torch.Tensor, act: torch.Tensor, labelled: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Pairs (B, 2, T, o), (B, 2, T, a), preferred first; labelled (B,): 1 where the preference may be used."""
+    def update(self, segments, act, labelled, drawn: tuple | None = None) -> dict[str, torch.Tensor]:
+        """Pairs (B, 2, T, o), (B, 2, T, a), preferred first; labelled (B,): 1 where the preference may be used.
+
+        V and policy learn from the pairs' own steps, or from those `drawn`: (M, o), (M, a)."""
         args = self.args
         obs, act = segments[..., :-1, :], act[..., :-1, :]  # the last state is only a successor
+        own_obs, own_act = (obs, act) if drawn is None else drawn
         with torch.no_grad():
-            q = self.targets(obs, act).amin(0)  # (B, 2, T - 1)
-        value_loss = expectile_loss(q - self.value(obs), args.expectile)
+            q = self.targets(own_obs, own_act).amin(0)  # (B, 2, T - 1) or (M,)
+        value_loss = expectile_loss(q - self.value(own_obs), args.expectile)
         self.value_optimizer.zero_grad()
         value_loss.backward()
         self.value_optimizer.step()
 
         with torch.no_grad():
-            value = self.value(segments)  # (B, 2, T), of the new V
-        rewards = implicit_reward(self.critics(obs, act), value[..., 1:], args)  # (2, B, 2, T - 1)
+            value, next_value = self.value(own_obs), self.value(segments[..., 1:, :])  # of the new V
+        rewards = implicit_reward(self.critics(obs, act), next_value, args)  # (2, B, 2, T - 1)
         preference, chi2 = preference_loss(rewards, labelled), rewards.square().mean()
         self.critics_optimizer.zero_grad()
         (preference + args.chi2 * chi2).backward()
         self.critics_optimizer.step()
 
-        weight = ((q - value[..., :-1]) / args.beta).exp().clamp(max=100.0)
-        policy_loss = -(weight * self.policy.log_prob(obs, act)).mean()
+        weight = ((q - value) / args.beta).exp().clamp(max=100.0)
+        policy_loss = -(weight * self.policy.log_prob(own_obs, own_act)).mean()
         self.policy_optimizer.zero_grad()
         policy_loss.backward()
         self.policy_optimizer.step()
@@ -857,7 +872,7 @@ class IPL:
 
 def apply_preset(args: Args) -> None:
     """Fills in the flags that were not given."""
-    set_defaults(args, PRESETS[args.preset], batch_size=1)
+    set_defaults(args, PRESETS[args.preset], batch_size=1, transitions=0)
 
 
 def main(args: Args) -> dict:
@@ -870,7 +885,7 @@ def main(args: Args) -> dict:
     evaluator = Evaluator(args, obs_dim, act_dim) if args.eval else None
 
     init = torch.Generator().manual_seed(args.seed)
-    noise = torch.Generator(device).manual_seed(args.seed)  # dropout
+    noise = torch.Generator(device).manual_seed(args.seed)  # dropout and transitions
     ipl = IPL(args, obs_dim, act_dim, init, noise, device)
     run = Run(args, noise=noise, **ipl.parts())
     run.evaluator = evaluator
@@ -885,7 +900,11 @@ def main(args: Args) -> dict:
         for step in range(start + 1, args.total_steps + 1):
             rows = minibatch(len(prefs), args.batch_size, args.seed, step).to(device)
             pairs, labelled = prefs[rows], (rows >= n_val).float()  # (B, 2), (B,)
-            losses = ipl.update(obs[pairs], act[pairs], labelled)
+            drawn = None
+            if args.transitions:
+                at = random_transitions(n_segments, length, args.transitions, noise)
+                drawn = obs[at], act[at]
+            losses = ipl.update(obs[pairs], act[pairs], labelled, drawn)
             bar.update()
             if step % args.eval_every == 0:
                 for key, value in losses.items():

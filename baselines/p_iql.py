@@ -22,7 +22,7 @@ Choices where the PAWS paper is silent: CPL's published settings. A segment of T
 them terminal; rewards are neither normalised nor shifted; the policy's learning rate falls to 0 along a cosine. The
 paper's "advantage as the target" needs no other code: the labels are of the advantage type, so r approximates A*. With
 another --total-steps the reward model keeps its share of 10 %. The frozen model's rewards are computed once. In the
-quick preset the reward model learns on larger minibatches than IQL: it has only 800 updates.
+quick preset IQL learns from 256 transitions of all segments in each update, the reward model from 16 pairs.
 """
 
 import hashlib
@@ -50,8 +50,8 @@ from torch import nn
 from tqdm import tqdm
 
 PRESETS = {
-    "paper": dict(total_steps=500_000, batch_size=96, reward_batch_size=96, eval_every=5_000),
-    "quick": dict(total_steps=8_000, batch_size=2, reward_batch_size=16, eval_every=200),
+    "paper": dict(total_steps=500_000, batch_size=96, transitions=0, eval_every=5_000),
+    "quick": dict(total_steps=8_000, batch_size=16, transitions=256, eval_every=200),
 }
 
 
@@ -66,9 +66,9 @@ class Args:
     eval_every: int | None = None
     """policy updates between two evaluations [paper 5,000; quick 200]"""
     batch_size: int | None = None
-    """pairs in an update [paper 96; quick 2, which are 252 transitions]"""
-    reward_batch_size: int | None = None
-    """pairs in an update of the reward model; IQL takes the first batch_size of them [paper 96; quick 16]"""
+    """pairs in an update [paper 96; quick 16]"""
+    transitions: int | None = None
+    """transitions in an update of IQL, drawn from all segments; 0: those of the pairs [paper 0; quick 256]"""
     reward_steps: int | None = None
     """first updates, in which the reward model learns too [10 % of total_steps]"""
     learning_rate: float = 3e-4
@@ -751,6 +751,16 @@ def minibatch(n: int, batch_size: int, seed: int, step: int) -> torch.Tensor:
 # ---- end shared ----
 
 
+# ---- shared: transitions (identical where it stands; `python tests/test_shared_blocks.py --fix` copies it) ----
+def random_transitions(segments: int, length: int, size: int, generator: torch.Generator) -> tuple:
+    """Segments i and steps t of `size` transitions (s_t, a_t, s_t+1), drawn from all: (size,), (size,)"""
+    index = torch.randint(segments * (length - 1), (size,), generator=generator, device=generator.device)
+    return index // (length - 1), index % (length - 1)
+
+
+# ---- end shared ----
+
+
 def mlp(n_in: int, init: torch.Generator | None = None) -> nn.Sequential:
     """Two hidden layers of 512 and one output: reward model, critics and value."""
     return nn.Sequential(linear(n_in, 512, init), nn.ReLU(), linear(512, 512, init), nn.ReLU(), linear(512, 1, init))
@@ -779,9 +789,8 @@ class Critics(nn.Module):
 
 def apply_preset(args: Args) -> None:
     """Fills in the flags that were not given."""
-    set_defaults(args, PRESETS[args.preset], batch_size=1)
+    set_defaults(args, PRESETS[args.preset], batch_size=1, transitions=0)
     set_defaults(args, dict(reward_steps=args.total_steps // 10), reward_steps=0)
-    args.reward_batch_size = max(args.reward_batch_size, args.batch_size)
 
 
 def preference_loss(rewards: torch.Tensor) -> torch.Tensor:
@@ -812,11 +821,10 @@ def descend(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> torch.Tenso
     return loss.detach()
 
 
-def iql_update(nets: dict, optimizers: dict, obs, act, reward: torch.Tensor, args: Args) -> dict[str, torch.Tensor]:
-    """One update on segments (2B, T, o), (2B, T, a) and their rewards (2B, T); returns the losses."""
-    obs, next_obs, act, reward = obs[:, :-1], obs[:, 1:], act[:, :-1], reward[:, :-1]  # T - 1 transitions
+def iql_update(nets: dict, optimizers: dict, obs, act, reward, next_obs, args: Args) -> dict[str, torch.Tensor]:
+    """One update on transitions (..., o), (..., a), (...), (..., o); returns the losses."""
     with torch.no_grad():
-        q = nets["target"](obs, act).min(0).values  # (2B, T - 1)
+        q = nets["target"](obs, act).min(0).values  # (...)
     v = nets["value"](obs).squeeze(-1)
     losses = {"value": descend(optimizers["value"], expectile_loss(q - v, args.expectile))}
 
@@ -855,7 +863,7 @@ def main(args: Args) -> dict:
     evaluator = Evaluator(args, obs_dim, act_dim) if args.eval else None
 
     init = torch.Generator().manual_seed(args.seed)
-    noise = torch.Generator(device).manual_seed(args.seed)  # dropout
+    noise = torch.Generator(device).manual_seed(args.seed)  # dropout and transitions
     nets = {
         "policy": Policy(obs_dim, act_dim, init, noise),
         "reward": RewardModel(obs_dim, act_dim, init),
@@ -876,20 +884,22 @@ def main(args: Args) -> dict:
     start = run.done.get("policy", 0)
     with tqdm(total=args.total_steps, initial=start, desc="policy", unit="update", disable=None) as bar:
         for step in range(start + 1, args.total_steps + 1):
-            learns_reward = step <= args.reward_steps
-            pairs = args.reward_batch_size if learns_reward else args.batch_size
-            index = prefs[minibatch(len(prefs), pairs, args.seed, step).to(device)].flatten()  # (2B,)
-            losses = {}
+            index = prefs[minibatch(len(prefs), args.batch_size, args.seed, step).to(device)].flatten()  # (2B,)
+            i, t = index[:, None], torch.arange(length - 1, device=device)  # (2B, 1), (T - 1,)
+            if args.transitions:
+                i, t = random_transitions(n_segments, length, args.transitions, noise)  # (M,), (M,)
+            losses, learns_reward = {}, step <= args.reward_steps
             if learns_reward:
-                reward = nets["reward"](obs[index], act[index])  # (2B, T)
-                losses["reward"] = descend(optimizers["reward"], preference_loss(reward))
-                index, reward = index[: 2 * args.batch_size], reward[: 2 * args.batch_size]
+                with torch.no_grad():
+                    reward = nets["reward"](obs[i, t], act[i, t])  # of before the reward model's update
+                loss = preference_loss(nets["reward"](obs[index], act[index]))
+                losses["reward"] = descend(optimizers["reward"], loss)
             else:
                 if rewards is None:  # the reward model is frozen from here on
                     rewards = all_rewards(nets["reward"], obs, act)  # (K, T)
-                reward = rewards[index]
+                reward = rewards[i, t]
             optimizers["policy"].param_groups[0]["lr"] = cosine(step, args)
-            losses |= iql_update(nets, optimizers, obs[index], act[index], reward.detach(), args)
+            losses |= iql_update(nets, optimizers, obs[i, t], act[i, t], reward, obs[i, t + 1], args)
             bar.update()
             if step % args.eval_every == 0:
                 for name, loss in losses.items():

@@ -855,6 +855,16 @@ def warmup_cosine(step: int, total: int, peak: float) -> float:
 # ---- end shared ----
 
 
+# ---- shared: transitions (identical where it stands; `python tests/test_shared_blocks.py --fix` copies it) ----
+def random_transitions(segments: int, length: int, size: int, generator: torch.Generator) -> tuple:
+    """Segments i and steps t of `size` transitions (s_t, a_t, s_t+1), drawn from all: (size,), (size,)"""
+    index = torch.randint(segments * (length - 1), (size,), generator=generator, device=generator.device)
+    return index // (length - 1), index % (length - 1)
+
+
+# ---- end shared ----
+
+
 # ---- shared: critics (identical where it stands; `python tests/test_shared_blocks.py --fix` copies it) ----
 class Critics(nn.Module):
     """Two independent Q functions."""
@@ -1061,8 +1071,7 @@ def main(args: Args) -> dict:
     start = run.done.get("policy", 0)
     with tqdm(total=args.total_steps, initial=start, desc="policy", unit="update", disable=None) as bar:
         for step in range(start + 1, args.total_steps + 1):
-            index = torch.randint(n_segments * (length - 1), (args.batch_size,), generator=noise, device=device)
-            i, t = index // (length - 1), index % (length - 1)
+            i, t = random_transitions(n_segments, length, args.batch_size, noise)
             losses = iql.update(obs[i, t], act[i, t], rewards[i, t], obs[i, t + 1], step)
             bar.update()
             if step % args.eval_every == 0:

@@ -171,7 +171,9 @@ def test_one_update_of_p_iql():
     # the script's update
     reward = nets["reward"](obs, act)
     losses = {"reward": p_iql.descend(optimizers["reward"], p_iql.preference_loss(reward))}
-    losses |= p_iql.iql_update(nets, optimizers, obs, act, reward.detach(), args)
+    losses |= p_iql.iql_update(
+        nets, optimizers, obs[:, :-1], act[:, :-1], reward[:, :-1].detach(), obs[:, 1:], args
+    )
 
     # the same by hand
     r = forward(reward_model, torch.cat((obs, act), -1))[..., 0]
