@@ -302,7 +302,9 @@ def test_cpl_starts_as_bc_and_forgets_its_moments(tmp_path, data_file):
     for module in (cpl, cpl_kl):
         assert same_weights(cloned, in_process(tmp_path, data_file, module, **common)[1])
         _, after = in_process(tmp_path, data_file, module, eval=False, total_steps=11)
-        rate = module.warmup(11, module.Args(bc_steps=10, warmup_steps=4))
+        args = module.Args(bc_steps=10, warmup_steps=4)
+        module.apply_preset(args)
+        rate = module.warmup(11, args)
         assert rate == pytest.approx({cpl: 1e-4, cpl_kl: 1e-5}[module] / 4)
         step = (after["policy"]["net.6.bias"] - cloned["policy"]["net.6.bias"]).abs()
         np.testing.assert_allclose(step, rate, rtol=0.02)  # m / sqrt(v) = +-1 with fresh moments
