@@ -117,7 +117,7 @@ HORIZON = 250
 
 
 class QuaternionOfMatrix:
-    """Stands in for scipy's Rotation, a third of a Meta-World step: the same bits for one (3, 3) rotation matrix."""
+    """Stands in for scipy's Rotation, slow inside a Meta-World step: the same bits for one (3, 3) rotation matrix."""
 
     def __init__(self, matrix: np.ndarray):
         self.matrix = matrix
