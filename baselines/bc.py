@@ -381,10 +381,13 @@ def load_policy(path: str | Path) -> Policy:
 
 
 # ---- shared: evaluation (identical in every script; `python tests/test_shared_blocks.py --fix` copies it) ----
+LOCKSTEP = 8  # episodes that a process plays side by side: enough to share a pass through the policy, few for the cache
+
+
 def policy_layers(policy: Policy) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The policy for numpy; in float64 the number of rows (of workers) does not show in the float32 actions."""
+    """The policy's (weight, bias) for numpy."""
     layers = [layer for layer in policy.net if isinstance(layer, nn.Linear)]
-    return [(m.weight.detach().double().cpu().numpy().T.copy(), m.bias.detach().cpu().numpy()) for m in layers]
+    return [(m.weight.detach().cpu().numpy().T.copy(), m.bias.detach().cpu().numpy()) for m in layers]
 
 
 def episode_seeds(seed: int, step: int, episodes: int) -> list[int]:
@@ -394,22 +397,25 @@ def episode_seeds(seed: int, step: int, episodes: int) -> list[int]:
 
 def run_episodes(envs: list, layers: list[tuple[np.ndarray, np.ndarray]], seeds: list[int]) -> list[list[float]]:
     """One episode per seed, in lockstep: [success at any step, return] of each. The policy's mean acts, no dropout."""
-    envs = envs[: len(seeds)]
-    obs = np.stack([env.reset(seed) for env, seed in zip(envs, seeds, strict=True)])  # (E, o)
-    success, returns, running = np.full(len(envs), -np.inf), np.zeros(len(envs)), list(range(len(envs)))
-    while running:
-        x = obs[running]
+    success, returns = np.full(len(seeds), -np.inf), np.zeros(len(seeds))
+    # Always LOCKSTEP rows, used or not: then an episode's bits do not depend on how many run beside it.
+    obs = np.zeros((LOCKSTEP, layers[0][0].shape[0]), np.float32)
+    waiting, playing = list(range(len(seeds)))[::-1], {}  # episodes; the episode of each environment
+    while waiting or playing:
+        while waiting and len(playing) < len(envs):
+            free = next(i for i in range(len(envs)) if i not in playing)
+            playing[free] = waiting.pop()
+            obs[free] = envs[free].reset(seeds[playing[free]])
+        x = obs
         for weight, bias in layers[:-1]:
             x = np.maximum(x @ weight + bias, 0.0)
-        actions = np.tanh(x @ layers[-1][0] + layers[-1][1]).astype(np.float32)
-        still = []
-        for i, action in zip(running, actions, strict=True):
-            obs[i], reward, now, ended = envs[i].step(action)
-            returns[i] += reward
-            success[i] = max(success[i], now)  # a NaN (no such notion) stays -inf
-            if not ended:
-                still.append(i)
-        running = still
+        actions = np.tanh(x @ layers[-1][0] + layers[-1][1])
+        for i, episode in list(playing.items()):
+            obs[i], reward, now, ended = envs[i].step(actions[i])
+            returns[episode] += reward
+            success[episode] = max(success[episode], now)  # a NaN (no such notion) stays -inf
+            if ended:
+                del playing[i]
     success[np.isneginf(success)] = np.nan
     return np.stack((success, returns), axis=1).tolist()
 
@@ -427,7 +433,7 @@ def evaluation_worker(connection, task: str, env_id: str | None, parent: int) ->
             job = connection.recv()
             if job is None:
                 return
-            while len(envs) < len(job[1]):
+            while len(envs) < min(LOCKSTEP, len(job[1])):
                 envs.append(make_env(task, env_id))
             connection.send(run_episodes(envs, *job))
     except (KeyboardInterrupt, EOFError, BrokenPipeError):
@@ -453,7 +459,7 @@ class Evaluator:
                 self.processes.append(worker)
             dims = [self._receive(connection) for connection in self.connections][0]
         else:
-            self.envs = [make_env(args.task, args.env_id) for _ in range(args.eval_episodes)]
+            self.envs = [make_env(args.task, args.env_id) for _ in range(min(LOCKSTEP, args.eval_episodes))]
             dims = (self.envs[0].obs_dim, self.envs[0].act_dim)
         if dims != (obs_dim, act_dim):
             self.close()
