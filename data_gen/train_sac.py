@@ -53,8 +53,10 @@ class Args:
     """episodes with sampled actions for each checkpoint"""
     stop_at: float | None = None
     """stop once a checkpoint has this in 5 times as many episodes: success [0.97], locomotion: return [the paper's]"""
-    batch_size: int = 128
-    """transitions in each minibatch"""
+    batch_size: int | None = None
+    """transitions in each minibatch [Meta-World: 128; locomotion: 256]"""
+    update_every: int | None = None
+    """environment steps for each update; an update costs far more than a step [Meta-World: 1; locomotion: 4]"""
     learning_rate: float = 3e-4
     """Adam, for actor, critics and temperature; falls linearly to a tenth over the last half of total_steps"""
     out: str = "experts"
@@ -213,6 +215,8 @@ def main(args: Args) -> None:
         ("total_steps", 200_000, 2_000_000),
         ("demo_episodes", 40, 0),
         ("checkpoint_every", 2_000, 10_000),
+        ("batch_size", 128, 256),
+        ("update_every", 1, 4),
         ("stop_at", 0.97, float(PAPER[args.task][-1][1])),
     ):
         if getattr(args, field) is None:
@@ -229,6 +233,7 @@ def main(args: Args) -> None:
         SacEnv(args.task, args.seed),
         seed=args.seed,
         batch_size=args.batch_size,
+        train_freq=args.update_every,
         learning_rate=lambda left: args.learning_rate * min(1.0, 0.1 + 1.8 * left),  # `left` falls from 1 to 0
         buffer_size=min(args.total_steps, 1_000_000),
         learning_starts=2_500 if args.demo_episodes else 10_000,

@@ -183,6 +183,17 @@ def test_policy_log_prob_and_numpy_forward():
     np.testing.assert_allclose(np.stack([e.action for e in envs]), policy(obs).detach(), atol=1e-6)
 
 
+def test_an_episode_does_not_depend_on_those_beside_it():
+    """InvertedPendulum's episodes end at different steps, so environments are taken up again one by one."""
+    envs = [paws.GymEnv("InvertedPendulum-v5") for _ in range(paws.LOCKSTEP)]
+    layers = paws.policy_layers(paws.Policy(4, 1, torch.Generator().manual_seed(3)))
+    seeds = paws.episode_seeds(1, 0, 11)
+    alone = [paws.run_episodes(envs[:1], layers, [seed])[0] for seed in seeds]
+    assert len({returned for _, returned in alone}) > 3
+    for n in (1, 2, 3, paws.LOCKSTEP):
+        np.testing.assert_array_equal(paws.run_episodes(envs[:n], layers, seeds), alone)
+
+
 def test_dropout_is_seeded_and_unbiased():
     drop = paws.Dropout(0.25, torch.Generator().manual_seed(1)).train()
     x = torch.ones(200_000)
