@@ -31,6 +31,8 @@ WINDOW = 8
 class Args:
     results: str = "benchmark/results/quick"
     """folder with result files (of benchmark/sweep.py, or run directories)"""
+    seeds: tuple[int, ...] = ()
+    """only these seeds [all there are]"""
     markdown: str | None = None
     """write the table there too"""
     csv: str | None = None
@@ -60,11 +62,11 @@ def peak_of_mean(curves: np.ndarray) -> tuple[float, float, int]:
     return float(at_peak.mean()), float(two_se), best + window - 1
 
 
-def load_results(folder: Path) -> list[dict]:
+def load_results(folder: Path, seeds: tuple[int, ...] = ()) -> list[dict]:
     found = []
     for path in sorted(folder.rglob("*.json")):
         result = json.loads(path.read_text())
-        if isinstance(result, dict) and result.get("curve"):
+        if isinstance(result, dict) and result.get("curve") and (not seeds or result["seed"] in seeds):
             found.append({**result, "path": str(path)})
     if not found:
         sys.exit(f"error: {folder}: no result files with evaluations; run benchmark/sweep.py first")
@@ -108,10 +110,33 @@ def means(cells: dict, tasks: list[str], columns: list) -> list[float | None]:
     return [None if None in column else float(np.mean([cell.mean for cell in column])) for column in found]
 
 
+def table_of_one_task(title: str, task: str, ours: dict, paper: dict) -> str:
+    """A method in each row, a number of preferences in each column."""
+    names, budgets = methods_in(ours, [task]), sorted({n for t, _, n in ours if t == task})
+    lines = [f"**{title} on {task}: ours ± 2 SE (paper), seeds**", ""]
+    lines += ["| method | " + " | ".join(f"{n} preferences | seeds" for n in budgets) + " |"]
+    lines += ["|---" * (2 * len(budgets) + 1) + "|"]
+    for method in names:
+        cells = []
+        for n in budgets:
+            mine, theirs = ours.get((task, method, n)), paper.get((task, method, n))
+            cells += [("–" if mine is None else f"{mine}") + ("" if theirs is None else f" ({theirs})")]
+            cells += ["" if mine is None else f"{mine.seeds}"]
+        lines.append(f"| {METHODS.get(method, method)} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def methods_in(ours: dict, tasks: list[str]) -> list[str]:
+    """In the paper's order, others behind."""
+    present = {method for task, method, _ in ours if task in tasks}
+    return [m for m in METHODS if m in present] + sorted(present - set(METHODS))
+
+
 def markdown_table(title: str, tasks: list[str], ours: dict, paper: dict, averages: bool) -> str:
+    if len(tasks) == 1:
+        return table_of_one_task(title, tasks[0], ours, paper)
     present = {key[1:] for key in ours if key[0] in tasks}
-    names = [m for m in METHODS if any(m == method for method, _ in present)]
-    names += sorted({method for method, _ in present} - set(names))
+    names = methods_in(ours, tasks)
     columns = [(m, n) for m in names for n in sorted({n for method, n in present if method == m})]
     lines = [f"**{title}: ours ± 2 SE (paper)**", ""]
     lines.append("| Task | " + " | ".join(f"{METHODS.get(m, m)} {n}" for m, n in columns) + " |")
@@ -142,7 +167,7 @@ def markdown_table(title: str, tasks: list[str], ours: dict, paper: dict, averag
 
 
 def main(args: Args) -> str:
-    results, paper, parts, rows = load_results(Path(args.results)), paper_cells(), [], []
+    results, paper, parts, rows = load_results(Path(args.results), args.seeds), paper_cells(), [], []
     for preset in sorted({r.get("preset") or "unknown" for r in results}):
         mine = [r for r in results if (r.get("preset") or "unknown") == preset]
         ours = our_cells(mine)

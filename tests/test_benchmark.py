@@ -64,18 +64,21 @@ def test_table(tmp_path):
             for task in ("door-open", "button-press"):
                 write_result(folder, method, task, 50, seed, [level + shift] * 10)
     write_result(folder, "bc", "hopper", 500, 1, [410.0] * 10, column=2)
-    args = tables.Args(str(folder), str(tmp_path / "t.md"), str(tmp_path / "t.csv"))
+    args = tables.Args(str(folder), markdown=str(tmp_path / "t.md"), csv=str(tmp_path / "t.csv"))
     page = tables.main(args)
     assert (tmp_path / "t.md").read_text() == page + "\n"
     assert "| Task | BC 50 | PAWS (MLP) 50 |" in page
     assert "| Door Open | 50±8 (48±6) | 90±8 (65±15) |" in page  # SE of 46 and 54: 4 sqrt(2) / sqrt(2)
     assert "| Avg. over tasks | 50.0 (58.5) | 90.0 (73.5) |" in page
     assert "| Improvement over BC (%) | 0.0 (0.0) | 80.0 (25.6) |" in page
-    assert "| Hopper | 410 (401±22) |" in page
+    assert "on hopper" in page and "| method | 500 preferences | seeds |" in page  # one task: methods in rows
+    assert "| BC | 410 (401±22) | 1 |" in page
     assert "Preset quick; seeds per figure: 1, 2 (the paper: 10); commit abc; machine a machine, 2 threads." in page
     lines = (tmp_path / "t.csv").read_text().splitlines()
     assert "quick,door-open,bc,50,success,50.0,8.0,48.0,6.0,2,2500,2000,60.0" in lines
     assert "quick,hopper,bc,500,return,410.0,,401.0,22.0,1,2500,2000,60.0" in lines and len(lines) == 6
+    first = tables.main(tables.Args(str(folder), seeds=(1,)))
+    assert "| Door Open | 46 (48±6) | 86 (65±15) |" in first and "seeds per figure: 1 (the paper: 10)" in first
 
 
 def test_table_refuses_what_cannot_be_averaged(tmp_path):
@@ -141,7 +144,7 @@ def test_sweep_continues_where_it_was_killed(tmp_path):
     third = run_sweep(tmp_path, *flags)
     assert "2 runs, 2 of them complete" in third.stdout and (run / "result.json").stat().st_mtime == before
     page = tables.main(tables.Args(str(tmp_path / "benchmark" / "results" / "quick")))
-    assert "| Task | BC 10 | CPL 10 |" in page and "| Toy | -" in page
+    assert "on toy" in page and "| BC | -" in page and "| CPL | -" in page
 
 
 def test_failures_are_reported_and_locked_runs_left_alone(tmp_path):
