@@ -21,8 +21,9 @@ Choices where the PAWS paper is silent: chi2 = 3, IPL's value for Meta-World, on
 0.5 with clipped targets (--chi2 0.5 --clip-target). Whole segments in minibatches of 96 pairs, as CPL: 63 transitions
 of 64 steps, none terminal. The policy is the one of all methods, with log pi = -||a - mu(s)||^2. 500,000 updates as for
 the other baselines. The quick preset has few and small updates: it takes IPL's own learning rate of 3e-4 instead of the
-PAWS paper's 1e-4, and V and policy learn from transitions of all segments, not from the few of the pairs. One tenth of
-the pairs is held out of the preference term, to report a validation accuracy; their segments stay in all other terms.
+PAWS paper's 1e-4 and lets it fall to 0 along a cosine, and V and policy learn from transitions of all segments, not
+from the few of the pairs. One tenth of the pairs is held out of the preference term, to report a validation accuracy;
+their segments stay in all other terms.
 """
 
 import copy
@@ -51,8 +52,8 @@ from torch import nn
 from tqdm import tqdm
 
 PRESETS = {
-    "paper": dict(total_steps=500_000, batch_size=96, transitions=0, eval_every=5_000, learning_rate=1e-4),
-    "quick": dict(total_steps=7_000, batch_size=4, transitions=256, eval_every=175, learning_rate=3e-4),
+    "paper": dict(total_steps=500_000, batch_size=96, transitions=0, eval_every=5_000, learning_rate=1e-4, decay=False),
+    "quick": dict(total_steps=4_800, batch_size=8, transitions=512, eval_every=120, learning_rate=3e-4, decay=True),
 }
 
 
@@ -63,15 +64,17 @@ class Args:
     preset: Literal["paper", "quick"] = "paper"
     """sizes where a flag does not give them: the published ones, or small ones for a CPU"""
     total_steps: int | None = None
-    """updates [paper 500,000; quick 7,000]"""
+    """updates [paper 500,000; quick 4,800]"""
     eval_every: int | None = None
-    """updates between two evaluations [paper 5,000; quick 175]"""
+    """updates between two evaluations [paper 5,000; quick 120]"""
     batch_size: int | None = None
-    """pairs in an update [paper 96; quick 4]"""
+    """pairs in an update [paper 96; quick 8]"""
     transitions: int | None = None
-    """transitions in an update of V and policy, drawn from all segments; 0: those of the pairs [paper 0; quick 256]"""
+    """transitions in an update of V and policy, drawn from all segments; 0: those of the pairs [paper 0; quick 512]"""
     learning_rate: float | None = None
     """Adam of value, critics and policy [paper 1e-4; quick 3e-4]"""
+    decay: bool | None = None
+    """learning rates fall to 0 along a cosine, which averages over minibatches when these are small [quick]"""
     gamma: float = 0.99
     """discount factor"""
     expectile: float = 0.75
@@ -788,6 +791,11 @@ def expectile_loss(u: torch.Tensor, expectile: float) -> torch.Tensor:
     return ((expectile - (u < 0).float()).abs() * u.square()).mean()
 
 
+def cosine(step: int, total: int, peak: float) -> float:
+    """Learning rate of update `step` = 1, 2, ...: peak -> 0 after `total` updates."""
+    return peak * 0.5 * (1 + math.cos(math.pi * (step - 1) / total))
+
+
 # ---- end shared ----
 
 
@@ -910,6 +918,9 @@ def main(args: Args) -> dict:
             if args.transitions:
                 at = random_transitions(n_segments, length, args.transitions, noise)
                 drawn = obs[at], act[at]
+            if args.decay:
+                for optimizer in (ipl.value_optimizer, ipl.critics_optimizer, ipl.policy_optimizer):
+                    optimizer.param_groups[0]["lr"] = cosine(step, args.total_steps, args.learning_rate)
             losses = ipl.update(obs[pairs], act[pairs], labelled, drawn)
             bar.update()
             if step % args.eval_every == 0:

@@ -889,6 +889,11 @@ def expectile_loss(u: torch.Tensor, expectile: float) -> torch.Tensor:
     return ((expectile - (u < 0).float()).abs() * u.square()).mean()
 
 
+def cosine(step: int, total: int, peak: float) -> float:
+    """Learning rate of update `step` = 1, 2, ...: peak -> 0 after `total` updates."""
+    return peak * 0.5 * (1 + math.cos(math.pi * (step - 1) / total))
+
+
 # ---- end shared ----
 
 
@@ -930,11 +935,6 @@ def normalise_rewards(rewards: torch.Tensor, return_range: float, shift: float) 
     """r / (largest - smallest return) * return_range + shift. (K, T) -> (K, T)"""
     returns = rewards.sum(1)
     return rewards / (returns.max() - returns.min()).clamp(min=1e-8) * return_range + shift
-
-
-def cosine(step: int, total: int, peak: float) -> float:
-    """Learning rate of update `step` = 1, 2, ...: peak -> 0 after `total` updates."""
-    return peak * 0.5 * (1 + math.cos(math.pi * (step - 1) / total))
 
 
 @torch.no_grad()

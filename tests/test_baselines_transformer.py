@@ -229,6 +229,20 @@ def test_learning_rates_at_their_boundaries():
     np.testing.assert_allclose([pt.cosine(step, 100, 3e-4) for step in (1, 51, 101)], [3e-4, 1.5e-4, 0], atol=1e-12)
 
 
+@pytest.mark.parametrize("decay, rates", [(True, [2e-3, 1e-3]), (False, [2e-3, 2e-3])])
+def test_ipl_decay_reaches_every_optimizer(decay, rates, tmp_path, data_file, monkeypatch):
+    seen, update = [], ipl.IPL.update
+
+    def recording(self, *batch):
+        optimizers = (self.value_optimizer, self.critics_optimizer, self.policy_optimizer)
+        seen.append([optimizer.param_groups[0]["lr"] for optimizer in optimizers])
+        return update(self, *batch)
+
+    monkeypatch.setattr(ipl.IPL, "update", recording)
+    train(ipl, tmp_path, data_file, total_steps=2, learning_rate=2e-3, decay=decay)
+    np.testing.assert_allclose(seen, np.repeat(np.array(rates)[:, None], 3, axis=1))
+
+
 def test_an_epoch_is_a_permutation():
     for n, size in ((450, 256), (45, 256), (20, 7)):
         per_epoch = -(-n // size)
