@@ -20,10 +20,9 @@ Each update: V; Q with the new V; policy with the new V and the Q' that V saw; Q
 Choices where the PAWS paper is silent: chi2 = 3, IPL's value for Meta-World, on all tasks; its value for locomotion is
 0.5 with clipped targets (--chi2 0.5 --clip-target). Whole segments in minibatches of 96 pairs, as CPL: 63 transitions
 of 64 steps, none terminal. The policy is the one of all methods, with log pi = -||a - mu(s)||^2. 500,000 updates as for
-the other baselines. The quick preset has few and small updates: it takes IPL's own learning rate of 3e-4 instead of the
-PAWS paper's 1e-4 and lets it fall to 0 along a cosine, and V and policy learn from transitions of all segments, not
-from the few of the pairs. One tenth of the pairs is held out of the preference term, to report a validation accuracy;
-their segments stay in all other terms.
+the other baselines. In the quick preset, few and small updates, the policy's learning rate is P-IQL's: 3e-4, falling to
+0 along a cosine; V and policy learn from transitions of all segments, not from the few of the pairs. One tenth of the
+pairs is held out of the preference term, to report a validation accuracy; their segments stay in all other terms.
 """
 
 import copy
@@ -52,9 +51,15 @@ from torch import nn
 from tqdm import tqdm
 
 PRESETS = {
-    "paper": dict(total_steps=500_000, batch_size=96, transitions=0, eval_every=5_000, learning_rate=1e-4, decay=False),
-    "quick": dict(total_steps=4_800, batch_size=8, transitions=512, eval_every=120, learning_rate=3e-4, decay=True),
-}
+    "paper": dict(
+        total_steps=500_000, batch_size=96, transitions=0, eval_every=5_000,
+        policy_learning_rate=1e-4, policy_decay=False,
+    ),
+    "quick": dict(
+        total_steps=4_800, batch_size=8, transitions=512, eval_every=120,
+        policy_learning_rate=3e-4, policy_decay=True,
+    ),
+}  # fmt: skip
 
 
 @dataclass
@@ -71,10 +76,12 @@ class Args:
     """pairs in an update [paper 96; quick 8]"""
     transitions: int | None = None
     """transitions in an update of V and policy, drawn from all segments; 0: those of the pairs [paper 0; quick 512]"""
-    learning_rate: float | None = None
-    """Adam of value, critics and policy [paper 1e-4; quick 3e-4]"""
-    decay: bool | None = None
-    """learning rates fall to 0 along a cosine, which averages over minibatches when these are small [quick]"""
+    learning_rate: float = 1e-4
+    """Adam of value and critics"""
+    policy_learning_rate: float | None = None
+    """Adam of the policy [paper 1e-4; quick 3e-4]"""
+    policy_decay: bool | None = None
+    """the policy's learning rate falls to 0 along a cosine [paper no; quick yes]"""
     gamma: float = 0.99
     """discount factor"""
     expectile: float = 0.75
@@ -834,7 +841,7 @@ class IPL:
         self.value = mlp(obs_dim, args.critic_width, init).to(device)
         self.critics = Critics(obs_dim, act_dim, args.critic_width, init).to(device)
         self.targets = copy.deepcopy(self.critics).requires_grad_(False)
-        self.policy_optimizer = torch.optim.Adam(self.policy.parameters(), lr=args.learning_rate)
+        self.policy_optimizer = torch.optim.Adam(self.policy.parameters(), lr=args.policy_learning_rate)
         self.value_optimizer = torch.optim.Adam(self.value.parameters(), lr=args.learning_rate)
         self.critics_optimizer = torch.optim.Adam(self.critics.parameters(), lr=args.learning_rate)
 
@@ -918,9 +925,9 @@ def main(args: Args) -> dict:
             if args.transitions:
                 at = random_transitions(n_segments, length, args.transitions, noise)
                 drawn = obs[at], act[at]
-            if args.decay:
-                for optimizer in (ipl.value_optimizer, ipl.critics_optimizer, ipl.policy_optimizer):
-                    optimizer.param_groups[0]["lr"] = cosine(step, args.total_steps, args.learning_rate)
+            if args.policy_decay:
+                rate = cosine(step, args.total_steps, args.policy_learning_rate)
+                ipl.policy_optimizer.param_groups[0]["lr"] = rate
             losses = ipl.update(obs[pairs], act[pairs], labelled, drawn)
             bar.update()
             if step % args.eval_every == 0:

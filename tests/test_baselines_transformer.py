@@ -230,17 +230,17 @@ def test_learning_rates_at_their_boundaries():
 
 
 @pytest.mark.parametrize("decay, rates", [(True, [2e-3, 1e-3]), (False, [2e-3, 2e-3])])
-def test_ipl_decay_reaches_every_optimizer(decay, rates, tmp_path, data_file, monkeypatch):
+def test_ipl_policy_decay(decay, rates, tmp_path, data_file, monkeypatch):
     seen, update = [], ipl.IPL.update
 
     def recording(self, *batch):
-        optimizers = (self.value_optimizer, self.critics_optimizer, self.policy_optimizer)
+        optimizers = (self.policy_optimizer, self.value_optimizer, self.critics_optimizer)
         seen.append([optimizer.param_groups[0]["lr"] for optimizer in optimizers])
         return update(self, *batch)
 
     monkeypatch.setattr(ipl.IPL, "update", recording)
-    train(ipl, tmp_path, data_file, total_steps=2, learning_rate=2e-3, decay=decay)
-    np.testing.assert_allclose(seen, np.repeat(np.array(rates)[:, None], 3, axis=1))
+    train(ipl, tmp_path, data_file, total_steps=2, policy_learning_rate=2e-3, policy_decay=decay)
+    np.testing.assert_allclose(seen, [[rate, 1e-4, 1e-4] for rate in rates])
 
 
 def test_an_epoch_is_a_permutation():
@@ -377,7 +377,7 @@ def test_iql_update_of_preference_transformer():
 
 def test_ipl_update():
     """V from target Q; Q by preferences with the new V; policy with the new V and that target Q; then targets."""
-    agent = agent_for_test(ipl, ipl.IPL, chi2=0.7)
+    agent = agent_for_test(ipl, ipl.IPL, chi2=0.7, policy_learning_rate=0.02)
     rng = np.random.default_rng(10)
     obs, act = rng.normal(size=(4, 2, 6, 3)), rng.normal(size=(4, 2, 6, 2))
     labelled = np.array([1.0, 1.0, 0.0, 1.0])
@@ -525,7 +525,7 @@ def test_utility_learns_to_rank(module, tmp_path):
     write_file(path, segments=200, length=8, act=act, prefs=prefs, policy=None)
     longer = {
         pt: dict(reward_steps=200, reward_batch_size=30, total_steps=1),
-        ipl: dict(total_steps=150, batch_size=30, learning_rate=2e-3, critic_width=32),
+        ipl: dict(total_steps=150, batch_size=30, learning_rate=2e-3, policy_learning_rate=2e-3, critic_width=32),
         dppo: dict(predictor_steps=80, predictor_batch_size=30, total_steps=1),
     }[module]
     result, _ = train(module, tmp_path / "runs", path, **longer)
