@@ -20,9 +20,10 @@ Each update: V; Q with the new V; policy with the new V and the Q' that V saw; Q
 Choices where the PAWS paper is silent: chi2 = 3, IPL's value for Meta-World, on all tasks; its value for locomotion is
 0.5 with clipped targets (--chi2 0.5 --clip-target). Whole segments in minibatches of 96 pairs, as CPL: 63 transitions
 of 64 steps, none terminal. The policy is the one of all methods, with log pi = -||a - mu(s)||^2. 500,000 updates as for
-the other baselines. In the quick preset, few and small updates, the policy's learning rate is P-IQL's: 3e-4, falling to
-0 along a cosine; V and policy learn from transitions of all segments, not from the few of the pairs. One tenth of the
-pairs is held out of the preference term, to report a validation accuracy; their segments stay in all other terms.
+the other baselines. The quick preset, with few and small updates, has IPL's own learning rate (3e-4) and crops (16
+steps at the same place of both segments) and a policy whose learning rate falls to 0 along a cosine, as P-IQL's; it
+learns V and policy from transitions of all segments. One tenth of the pairs is held out of the preference term, to
+report a validation accuracy; their segments stay in all other terms.
 """
 
 import copy
@@ -52,12 +53,12 @@ from tqdm import tqdm
 
 PRESETS = {
     "paper": dict(
-        total_steps=500_000, batch_size=96, transitions=0, eval_every=5_000,
-        policy_learning_rate=1e-4, policy_decay=False,
+        total_steps=500_000, batch_size=96, crop=0, transitions=0, eval_every=5_000,
+        learning_rate=1e-4, policy_decay=False,
     ),
     "quick": dict(
-        total_steps=4_800, batch_size=8, transitions=512, eval_every=120,
-        policy_learning_rate=3e-4, policy_decay=True,
+        total_steps=4_800, batch_size=32, crop=16, transitions=512, eval_every=120,
+        learning_rate=3e-4, policy_decay=True,
     ),
 }  # fmt: skip
 
@@ -73,13 +74,13 @@ class Args:
     eval_every: int | None = None
     """updates between two evaluations [paper 5,000; quick 120]"""
     batch_size: int | None = None
-    """pairs in an update [paper 96; quick 8]"""
+    """pairs in an update [paper 96; quick 32]"""
+    crop: int | None = None
+    """steps of each pair's segments in an update, from a random one on; 0: whole segments [paper 0; quick 16]"""
     transitions: int | None = None
     """transitions in an update of V and policy, drawn from all segments; 0: those of the pairs [paper 0; quick 512]"""
-    learning_rate: float = 1e-4
-    """Adam of value and critics"""
-    policy_learning_rate: float | None = None
-    """Adam of the policy [paper 1e-4; quick 3e-4]"""
+    learning_rate: float | None = None
+    """Adam of value, critics and policy [paper 1e-4; quick 3e-4]"""
     policy_decay: bool | None = None
     """the policy's learning rate falls to 0 along a cosine [paper no; quick yes]"""
     gamma: float = 0.99
@@ -841,7 +842,7 @@ class IPL:
         self.value = mlp(obs_dim, args.critic_width, init).to(device)
         self.critics = Critics(obs_dim, act_dim, args.critic_width, init).to(device)
         self.targets = copy.deepcopy(self.critics).requires_grad_(False)
-        self.policy_optimizer = torch.optim.Adam(self.policy.parameters(), lr=args.policy_learning_rate)
+        self.policy_optimizer = torch.optim.Adam(self.policy.parameters(), lr=args.learning_rate)
         self.value_optimizer = torch.optim.Adam(self.value.parameters(), lr=args.learning_rate)
         self.critics_optimizer = torch.optim.Adam(self.critics.parameters(), lr=args.learning_rate)
 
@@ -891,9 +892,20 @@ class IPL:
         return torch.cat(scores)
 
 
+def cropped(obs: torch.Tensor, act: torch.Tensor, steps: int, generator: torch.Generator) -> tuple:
+    """A window of `steps` (0: all) of each pair, the same of both segments. (B, 2, T, ...) -> (B, 2, steps, ...)"""
+    pairs, _, length = obs.shape[:3]
+    if not steps:
+        return obs, act
+    start = torch.randint(length - steps + 1, (pairs, 1), generator=generator, device=obs.device)
+    window = start + torch.arange(steps, device=obs.device)  # (B, steps)
+    row = torch.arange(pairs, device=obs.device).unsqueeze(1)
+    return tuple(x.transpose(1, 2)[row, window].transpose(1, 2) for x in (obs, act))
+
+
 def apply_preset(args: Args) -> None:
     """Fills in the flags that were not given."""
-    set_defaults(args, PRESETS[args.preset], batch_size=1, transitions=0)
+    set_defaults(args, PRESETS[args.preset], batch_size=1, crop=0, transitions=0)
 
 
 def main(args: Args) -> dict:
@@ -903,6 +915,8 @@ def main(args: Args) -> dict:
     (n_segments, length, obs_dim), act_dim = obs.shape, act.shape[-1]
     if length < 2:
         sys.exit(f"error: {args.data}: key 'obs': segments of 1 step; IPL needs transitions, so at least 2")
+    if args.crop == 1 or args.crop > length:
+        sys.exit(f"error: --crop {args.crop}: choose from 2 to the segment length {length}, or 0 for whole segments")
     evaluator = Evaluator(args, obs_dim, act_dim) if args.eval else None
 
     init = torch.Generator().manual_seed(args.seed)
@@ -926,9 +940,8 @@ def main(args: Args) -> dict:
                 at = random_transitions(n_segments, length, args.transitions, noise)
                 drawn = obs[at], act[at]
             if args.policy_decay:
-                rate = cosine(step, args.total_steps, args.policy_learning_rate)
-                ipl.policy_optimizer.param_groups[0]["lr"] = rate
-            losses = ipl.update(obs[pairs], act[pairs], labelled, drawn)
+                ipl.policy_optimizer.param_groups[0]["lr"] = cosine(step, args.total_steps, args.learning_rate)
+            losses = ipl.update(*cropped(obs[pairs], act[pairs], args.crop, noise), labelled, drawn)
             bar.update()
             if step % args.eval_every == 0:
                 for key, value in losses.items():

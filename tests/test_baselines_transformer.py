@@ -239,8 +239,22 @@ def test_ipl_policy_decay(decay, rates, tmp_path, data_file, monkeypatch):
         return update(self, *batch)
 
     monkeypatch.setattr(ipl.IPL, "update", recording)
-    train(ipl, tmp_path, data_file, total_steps=2, policy_learning_rate=2e-3, policy_decay=decay)
-    np.testing.assert_allclose(seen, [[rate, 1e-4, 1e-4] for rate in rates])
+    train(ipl, tmp_path, data_file, total_steps=2, learning_rate=2e-3, policy_decay=decay)
+    np.testing.assert_allclose(seen, [[rate, 2e-3, 2e-3] for rate in rates])
+
+
+def test_ipl_crops_are_windows_at_the_same_place_of_both_segments():
+    obs, act = torch.arange(5 * 2 * 9 * 3).view(5, 2, 9, 3), torch.arange(5 * 2 * 9 * 2).view(5, 2, 9, 2)
+    seen = set()
+    for seed in range(20):
+        o, a = ipl.cropped(obs, act, 4, torch.Generator().manual_seed(seed))
+        assert o.shape == (5, 2, 4, 3) and a.shape == (5, 2, 4, 2)
+        for b in range(5):
+            start = (o[b, 0, 0, 0].item() - obs[b, 0, 0, 0].item()) // 3
+            assert torch.equal(o[b], obs[b, :, start : start + 4]) and torch.equal(a[b], act[b, :, start : start + 4])
+            seen.add(start)
+    assert seen == set(range(6))
+    assert ipl.cropped(obs, act, 0, torch.Generator())[0] is obs
 
 
 def test_an_epoch_is_a_permutation():
@@ -377,7 +391,7 @@ def test_iql_update_of_preference_transformer():
 
 def test_ipl_update():
     """V from target Q; Q by preferences with the new V; policy with the new V and that target Q; then targets."""
-    agent = agent_for_test(ipl, ipl.IPL, chi2=0.7, policy_learning_rate=0.02)
+    agent = agent_for_test(ipl, ipl.IPL, chi2=0.7)
     rng = np.random.default_rng(10)
     obs, act = rng.normal(size=(4, 2, 6, 3)), rng.normal(size=(4, 2, 6, 2))
     labelled = np.array([1.0, 1.0, 0.0, 1.0])
@@ -486,7 +500,7 @@ def test_options(tmp_path, data_file):
             (pt, dict(preference_attention=False, reward_layers=2)),
             (pt, dict(n_pref=4)),  # nothing held out: the best checkpoint is that of the training pairs
             (ipl, dict(chi2=0.5, clip_target=True)),
-            (ipl, dict(n_pref=4)),
+            (ipl, dict(n_pref=4, crop=2)),
             (dppo, dict(min_seq_len=16)),
             (dppo, dict(n_pref=4, batch_size=10**6, predictor_layers=2)),
         )
@@ -503,6 +517,7 @@ def test_bad_flags_end_with_one_line(tmp_path, data_file):
         (pt, dict(data=str(one_step)), "at least 2"),
         (ipl, dict(data=str(one_step)), "at least 2"),
         (ipl, dict(batch_size=0), "--batch-size 0"),
+        (ipl, dict(crop=17), "--crop 17: choose from 2 to the segment length 16"),
         (dppo, dict(min_seq_len=17), "--min-seq-len 17: segments have 16 steps"),
         (dppo, dict(batch_size=1), "--batch-size 1"),
         (dppo, dict(window_stride=0), "--window-stride 0"),
@@ -525,7 +540,7 @@ def test_utility_learns_to_rank(module, tmp_path):
     write_file(path, segments=200, length=8, act=act, prefs=prefs, policy=None)
     longer = {
         pt: dict(reward_steps=200, reward_batch_size=30, total_steps=1),
-        ipl: dict(total_steps=150, batch_size=30, learning_rate=2e-3, policy_learning_rate=2e-3, critic_width=32),
+        ipl: dict(total_steps=150, batch_size=30, learning_rate=2e-3, critic_width=32),
         dppo: dict(predictor_steps=80, predictor_batch_size=30, total_steps=1),
     }[module]
     result, _ = train(module, tmp_path / "runs", path, **longer)
