@@ -21,8 +21,8 @@ authors (1 layer, 4 heads, width 256, 10,000 epochs of 256 pairs; batches of 256
 here, so a segment is a whole trajectory. The policy's windows are, as its authors', those that end at each step and
 reach back to the start: prefixes of 1 to T steps (--min-seq-len T: whole segments alone). f is a mean over a window's
 own steps (in the authors' code over the padding too). Of a shifted segment the part that is still inside is kept, with
-one shift for all of a minibatch, for one segment of each pair. One tenth of the pairs is held out to report a validation
-accuracy. The policy is the one of all methods. 500,000 policy updates as for the other baselines.
+one shift for all of a minibatch, for one segment of each pair. One tenth of the pairs is held out to report a
+validation accuracy. The policy is the one of all methods. 500,000 policy updates as for the other baselines.
 """
 
 import hashlib
