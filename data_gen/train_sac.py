@@ -169,9 +169,9 @@ class Checkpoints(BaseCallback):
         write_csv(self.folder / "checkpoints.csv", self.rows)
         self.logger.record("eval/success_rate", success)
         self.logger.record("eval/episodic_return", ret)
-        self.bar.set_postfix(success=f"{success:.0%}", ret=f"{ret:.0f}")
+        self.bar.set_postfix_str(described(success, ret))
         if episodes > args.eval_episodes and self.good(success, ret):
-            tqdm.write(f"{args.task}: success {success:.0%}, return {ret:.0f} in {episodes} episodes: enough at {step}")
+            tqdm.write(f"{args.task}: {described(success, ret)} in {episodes} episodes: enough at {step}")
             return False
         return True
 
@@ -196,6 +196,10 @@ class Checkpoints(BaseCallback):
         torch.save(state, temporary)
         os.replace(temporary, self.folder / "state.pt")
         self.saved = time.time()
+
+
+def described(success: float, ret: float) -> str:
+    return f"return {ret:.0f}" if np.isnan(success) else f"success {success:.0%}, return {ret:.0f}"
 
 
 def write_csv(path: Path, rows: list[dict]) -> None:
@@ -267,7 +271,7 @@ def main(args: Args) -> None:
     remaining = args.total_steps - model.num_timesteps
     model.learn(remaining, callback=callback, log_interval=20, reset_num_timesteps=False)
     best = max(callback.rows, key=lambda row: row["success"] if metaworld else row["return"])
-    measured = f"success {best['success']:.0%}, return {best['return']}"
+    measured = described(best["success"], best["return"])
     print(f"{args.task}: {len(callback.rows)} checkpoints in {folder}, best {measured} at step {best['step']}")
 
 
