@@ -893,9 +893,9 @@ class IPL:
 
 
 def cropped(obs: torch.Tensor, act: torch.Tensor, steps: int, generator: torch.Generator) -> tuple:
-    """A window of `steps` (0: all) of each pair, the same of both segments. (B, 2, T, ...) -> (B, 2, steps, ...)"""
+    """A window of `steps` (0, T or more: all) of each pair, the same of both. (B, 2, T, ...) -> (B, 2, steps, ...)"""
     pairs, _, length = obs.shape[:3]
-    if not steps:
+    if not 0 < steps < length:
         return obs, act
     start = torch.randint(length - steps + 1, (pairs, 1), generator=generator, device=obs.device)
     window = start + torch.arange(steps, device=obs.device)  # (B, steps)
@@ -915,8 +915,8 @@ def main(args: Args) -> dict:
     (n_segments, length, obs_dim), act_dim = obs.shape, act.shape[-1]
     if length < 2:
         sys.exit(f"error: {args.data}: key 'obs': segments of 1 step; IPL needs transitions, so at least 2")
-    if args.crop == 1 or args.crop > length:
-        sys.exit(f"error: --crop {args.crop}: choose from 2 to the segment length {length}, or 0 for whole segments")
+    if args.crop == 1:
+        sys.exit("error: --crop 1: IPL needs transitions, so at least 2 steps, or 0 for whole segments")
     evaluator = Evaluator(args, obs_dim, act_dim) if args.eval else None
 
     init = torch.Generator().manual_seed(args.seed)

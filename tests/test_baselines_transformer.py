@@ -254,7 +254,7 @@ def test_ipl_crops_are_windows_at_the_same_place_of_both_segments():
             assert torch.equal(o[b], obs[b, :, start : start + 4]) and torch.equal(a[b], act[b, :, start : start + 4])
             seen.add(start)
     assert seen == set(range(6))
-    assert ipl.cropped(obs, act, 0, torch.Generator())[0] is obs
+    assert all(ipl.cropped(obs, act, steps, torch.Generator())[0] is obs for steps in (0, 9, 16))  # short segments too
 
 
 def test_an_epoch_is_a_permutation():
@@ -517,7 +517,7 @@ def test_bad_flags_end_with_one_line(tmp_path, data_file):
         (pt, dict(data=str(one_step)), "at least 2"),
         (ipl, dict(data=str(one_step)), "at least 2"),
         (ipl, dict(batch_size=0), "--batch-size 0"),
-        (ipl, dict(crop=17), "--crop 17: choose from 2 to the segment length 16"),
+        (ipl, dict(crop=1), "--crop 1: IPL needs transitions"),
         (dppo, dict(min_seq_len=17), "--min-seq-len 17: segments have 16 steps"),
         (dppo, dict(batch_size=1), "--batch-size 1"),
         (dppo, dict(window_stride=0), "--window-stride 0"),
