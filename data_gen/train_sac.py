@@ -57,8 +57,9 @@ class Args:
     """transitions in each minibatch [Meta-World: 128; locomotion: 256]"""
     update_every: int | None = None
     """environment steps for each update; an update costs far more than a step [Meta-World: 1; locomotion: 4]"""
-    learning_rate: float = 3e-4
-    """Adam, for actor, critics and temperature; falls linearly to a tenth over the last half of total_steps"""
+    learning_rate: float | None = None
+    """Adam, for actor, critics, temperature; falls to a tenth over the last half of total_steps
+    [Meta-World: 3e-4; locomotion, which has fewer updates: 1e-3]"""
     out: str = "experts"
     """parent of the output folder <out>/<task>"""
     resume: bool = False
@@ -221,6 +222,7 @@ def main(args: Args) -> None:
         ("checkpoint_every", 2_000, 10_000),
         ("batch_size", 128, 256),
         ("update_every", 1, 4),
+        ("learning_rate", 3e-4, 1e-3),
         ("stop_at", 0.97, float(PAPER[args.task][-1][1])),
     ):
         if getattr(args, field) is None:
