@@ -22,7 +22,7 @@ import torch
 import tyro
 from actors import Actor, save_actor
 from data_card import PAPER
-from envs import METAWORLD_TASKS, TASKS, SacEnv, make_env, scripted_episode
+from envs import METAWORLD_TASKS, TASKS, SacEnv, make_env, sac_reward, scripted_episode
 from stable_baselines3 import SAC
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
@@ -119,9 +119,10 @@ def demonstrations(task: str, episodes: int, seed: int, buffer_args: tuple) -> R
     successes = []
     for i in range(episodes):
         demo = scripted_episode(env, task, int(rng.integers(2**31)), (0.0, 0.1, 0.3)[i % 3], rng)
-        successes.append(demo["success"])
+        successes.append(demo["success"].max())
         for t in range(len(demo["act"])):
-            buffer.add(demo["obs"][t], demo["obs"][t + 1], demo["act"][t], 0.1 * demo["reward"][t], False, [{}])
+            reward = sac_reward(task, demo["reward"][t], demo["success"][t])
+            buffer.add(demo["obs"][t], demo["obs"][t + 1], demo["act"][t], reward, False, [{}])
     tqdm.write(f"{episodes} scripted episodes, success {np.mean(successes):.0%}")
     return buffer
 

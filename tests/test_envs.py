@@ -111,7 +111,7 @@ def test_scripted_episode_is_what_the_replay_buffer_needs():
     demo = envs.scripted_episode(env, "button-press", 1, 0.1, np.random.default_rng(0))
     assert demo["obs"].shape == (HORIZON + 1, 35) and demo["act"].shape == (HORIZON, 4)
     assert demo["reward"].shape == (HORIZON,) and np.abs(demo["act"]).max() <= 1.0
-    assert demo["success"] == 1.0
+    assert demo["success"].shape == (HORIZON,) and demo["success"].max() == 1.0
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -153,3 +153,10 @@ def test_sac_environment_scales_metaworld_rewards():
     np.testing.assert_array_equal(first, env.reset(seed))
     action = np.full(4, 0.5, np.float32)
     assert sac.step(action)[1] == pytest.approx(env.step(action)[1] / 10)
+
+
+def test_sac_is_paid_for_success_on_lever_pull():
+    """There, and there alone: the lever's own reward is full before success."""
+    assert envs.sac_reward("lever-pull", 10.0, 1.0) == pytest.approx(2.0)
+    assert envs.sac_reward("lever-pull", 10.0, 0.0) == envs.sac_reward("door-open", 10.0, 1.0) == pytest.approx(1.0)
+    assert envs.sac_reward("hopper", 3.0, np.nan) == 3.0
