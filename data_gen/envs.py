@@ -11,8 +11,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from paws_mlp import HORIZON, LOCOMOTION_TASKS, METAWORLD_TASKS, GymEnv, MetaWorldEnv, make_env  # noqa: E402, F401
 
 TASKS = (*METAWORLD_TASKS, *LOCOMOTION_TASKS)
-# lever-pull's reward is full once the lever's tip is within 4 cm of its target, 11.5 degrees from upright; success needs
-# 7.5 degrees. So SAC is paid for success as well: without that it learns to stop just before.
+# lever-pull's reward is full once the lever's tip is within 4 cm of its target, 11.5 degrees from upright; success is
+# within 7.5 degrees. So SAC is paid for success as well: without that it learns to stop just before.
 SUCCESS_REWARD = {"lever-pull": 10.0}
 
 
@@ -39,7 +39,7 @@ class SacEnv(gym.Env):
 
 
 def scripted_episode(env: MetaWorldEnv, task: str, seed: int, noise: float, rng: np.random.Generator) -> dict:
-    """One episode of the scripted expert with Gaussian action noise: obs (T+1, 35), act (T, 4), reward, success (T,)."""
+    """A scripted expert's episode with Gaussian action noise: obs (T+1, 35), act (T, 4), reward and success (T,)."""
     from metaworld.policies import ENV_POLICY_MAP
 
     expert = ENV_POLICY_MAP[f"{task}-v3"]()

@@ -155,7 +155,7 @@ class Checkpoints(BaseCallback):
         self.bar.update(1)
         if time.time() - self.saved > 240:
             self.save_state()
-        if self.num_timesteps % self.args.checkpoint_every:
+        if self.num_timesteps % self.args.checkpoint_every or not self.model._n_updates:  # not yet, or still untrained
             return True
         args, step = self.args, self.num_timesteps
         path = self.folder / "actors" / f"step_{step:07d}.pt"
