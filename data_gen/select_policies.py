@@ -2,8 +2,9 @@
 
     python data_gen/select_policies.py --task door-open # experts/door-open -> data/policies/door-open
 
-checkpoints.csv has a few noisy episodes per row. So: smooth over neighbouring checkpoints to shortlist candidates,
-measure these again, choose, and measure the four chosen ones once more, on episodes that had no part in choosing them.
+checkpoints.csv has a few noisy episodes per row. So: smooth over neighbouring checkpoints to shortlist candidates (for
+the best place also the highest as they are: an expert that wavers has good checkpoints between bad ones), measure
+these again, choose, and measure the four chosen ones once more, on episodes that had no part in choosing them.
 """
 
 import csv
@@ -93,14 +94,15 @@ def main(args: Args) -> None:
     metaworld = args.task in METAWORLD_TASKS
     column = 0 if metaworld else 1  # of (success, return)
     paths = {int(row["step"]): expert / "actors" / f"step_{int(row['step']):07d}.pt" for row in rows}
-    scores = smooth([float(row["success" if metaworld else "return"]) for row in rows])
-    scores = dict(zip(paths, scores, strict=True))
+    single = [float(row["success" if metaworld else "return"]) for row in rows]
+    single, scores = dict(zip(paths, single, strict=True)), dict(zip(paths, smooth(single), strict=True))
 
     with start_pool(args.task, args.workers) as pool:
         lowest = None if metaworld else min(scores.values())
         scale = max(scores.values()) - (lowest or 0.0)
         tolerance = TOLERANCE * scale or 1.0
-        top = sorted(scores, key=lambda step: (-scores[step], step))[: 2 * args.shortlist]
+        top = set(sorted(scores, key=lambda step: (-scores[step], step))[: 2 * args.shortlist])
+        top |= set(sorted(single, key=lambda step: (-single[step], step))[: args.shortlist])
         candidates = set(top)
         for target in targets_below(max(scores.values()), lowest):
             candidates |= set(nearest(scores, target, tolerance)[: args.shortlist])
