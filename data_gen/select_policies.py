@@ -132,7 +132,7 @@ def main(args: Args) -> None:
         policies.append({"file": path.name, "step": step, **numbers, "episodes": args.episodes, "seed": args.seed})
         print(f"{path}: step {step}, " + (f"success {success:.0%}, " if metaworld else "") + f"return {ret:.0f}")
     training = json.loads((Path(args.experts) / args.task / "args.json").read_text())
-    kept = ("seed", "total_steps", "demo_episodes", "batch_size", "update_every", "learning_rate")
+    kept = ("seed", "total_steps", "demo_episodes", "batch_size", "update_every", "learning_rate", "gamma")
     training = {key: training[key] for key in kept}
     training |= {"steps": int(rows[-1]["step"]), "minutes": float(rows[-1]["minutes"])}
     temporary = folder / "policies.json.tmp"

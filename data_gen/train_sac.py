@@ -60,6 +60,8 @@ class Args:
     learning_rate: float | None = None
     """Adam, for actor, critics, temperature; falls to a tenth over the last half of total_steps
     [Meta-World: 3e-4; locomotion, which has fewer updates: 1e-3]"""
+    gamma: float = 0.99
+    """discount; a lower one keeps the critics from overestimating where success is brief"""
     out: str = "experts"
     """parent of the output folder <out>/<task>"""
     resume: bool = False
@@ -241,6 +243,7 @@ def main(args: Args) -> None:
         seed=args.seed,
         batch_size=args.batch_size,
         train_freq=args.update_every,
+        gamma=args.gamma,
         learning_rate=lambda left: args.learning_rate * min(1.0, 0.1 + 1.8 * left),  # `left` falls from 1 to 0
         buffer_size=min(args.total_steps, 1_000_000),
         learning_starts=2_500 if args.demo_episodes else 10_000,
