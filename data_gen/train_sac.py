@@ -230,6 +230,12 @@ def main(args: Args) -> None:
     ):
         if getattr(args, field) is None:
             setattr(args, field, on_metaworld if metaworld else on_locomotion)
+    learning_starts = 2_500 if args.demo_episodes else 10_000
+    if args.total_steps // args.checkpoint_every * args.checkpoint_every <= learning_starts:
+        raise SystemExit(
+            f"error: --total-steps {args.total_steps}: learning starts after {learning_starts} steps, and the first"
+            f" checkpoint after that is {args.checkpoint_every} steps or less away: train for longer"
+        )
     folder = Path(args.out) / args.task
     if (folder / "state.pt").exists() and not args.resume:
         raise SystemExit(f"error: {folder} holds a training: continue it with --resume, or choose another --out")
@@ -246,7 +252,7 @@ def main(args: Args) -> None:
         gamma=args.gamma,
         learning_rate=lambda left: args.learning_rate * min(1.0, 0.1 + 1.8 * left),  # `left` falls from 1 to 0
         buffer_size=min(args.total_steps, 1_000_000),
-        learning_starts=2_500 if args.demo_episodes else 10_000,
+        learning_starts=learning_starts,
         ent_coef="auto_0.1",
         replay_buffer_class=DemoReplayBuffer,
         policy_kwargs=dict(net_arch=[256, 256], optimizer_kwargs=dict(fused=True)),
@@ -267,9 +273,10 @@ def main(args: Args) -> None:
             for key in BUFFER_KEYS:
                 getattr(model.replay_buffer, key)[: len(saved[key])] = saved[key]
             model.replay_buffer.pos, model.replay_buffer.full = int(saved["pos"]), bool(saved["full"])
-        with open(folder / "checkpoints.csv") as file:
-            rows = [{k: float(v) if k != "step" else int(v) for k, v in row.items()} for row in csv.DictReader(file)]
-        rows = [row for row in rows if row["step"] <= state["step"]]
+        if (folder / "checkpoints.csv").exists():
+            with open(folder / "checkpoints.csv") as file:
+                rows = [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+            rows = [row | {"step": int(row["step"])} for row in rows if row["step"] <= state["step"]]
         model.env.envs[0].env.rng = np.random.default_rng([args.seed, state["step"]])
         tqdm.write(f"continuing {args.task} at step {state['step']}")
 

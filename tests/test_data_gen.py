@@ -33,7 +33,7 @@ def on_step(self):
     return step(self)
 train_sac.Checkpoints._on_step = on_step
 train_sac.main(train_sac.Args(task=sys.argv[2], out=sys.argv[3], total_steps=2600, demo_episodes=2,
-                              checkpoint_every=520, eval_episodes=1, batch_size=32))
+                              checkpoint_every=20, eval_episodes=1, batch_size=32))
 """
 
 
@@ -50,7 +50,7 @@ def experts(tmp_path_factory):
     killed = subprocess.run(command, capture_output=True, text=True)
     assert killed.returncode == -9, killed.stderr
     state = torch.load(folder / TASK / "state.pt", weights_only=True)
-    options = "--total-steps 2600 --demo-episodes 2 --checkpoint-every 520 --eval-episodes 1 --batch-size 32".split()
+    options = "--total-steps 2600 --demo-episodes 2 --checkpoint-every 20 --eval-episodes 1 --batch-size 32".split()
     again = run("train_sac.py", "--task", TASK, "--out", folder, *options)
     assert again.returncode != 0 and "--resume" in again.stderr  # a training is never overwritten by accident
     resumed = run("train_sac.py", "--task", TASK, "--out", folder, *options, "--resume")
@@ -92,8 +92,8 @@ def test_training_updates_and_resumes_after_a_kill(experts):
     assert killed["minutes"] <= state["minutes"]
     with open(folder / "checkpoints.csv") as file:
         rows = list(csv.DictReader(file))
-    assert [int(row["step"]) for row in rows] == [520, 1040, 1560, 2080, 2600]
-    before, after = (Actor(folder / "actors" / f"step_{step:07d}.pt") for step in (2080, 2600))
+    assert [int(row["step"]) for row in rows] == [2520, 2540, 2560, 2580, 2600]  # none before the first update
+    before, after = (Actor(folder / "actors" / f"step_{step:07d}.pt") for step in (2520, 2600))
     assert after.info == {"format_version": 1, "task": TASK, "step": 2600, "seed": 1}
     assert np.any(before.layers[0][0] != after.layers[0][0])  # it learned something
     with np.load(folder / "buffer.npz", allow_pickle=False) as buffer:
@@ -115,13 +115,18 @@ def sb3_actor(tmp_path_factory):
 
 
 def test_training_stops_when_a_good_checkpoint_stays_good_in_more_episodes(tmp_path):
-    common = "--demo-episodes 1 --total-steps 200 --checkpoint-every 100 --eval-episodes 1".split()
-    for stop_at, rows in (("0", [("100", "5")]), ("1.1", [("100", "1"), ("200", "1")])):
+    common = "--demo-episodes 1 --total-steps 2520 --checkpoint-every 10 --eval-episodes 1".split()
+    for stop_at, rows in (("0", [("2510", "5")]), ("1.1", [("2510", "1"), ("2520", "1")])):
         out = tmp_path / stop_at
         done = run("train_sac.py", "--task", TASK, "--out", out, "--stop-at", stop_at, *common)
         assert done.returncode == 0, done.stderr
         with open(out / TASK / "checkpoints.csv") as file:
             assert [(row["step"], row["episodes"]) for row in csv.DictReader(file)] == rows
+
+
+def test_a_training_too_short_for_a_trained_checkpoint_is_refused(tmp_path):
+    done = run("train_sac.py", "--task", TASK, "--out", tmp_path, "--total-steps", 3000)
+    assert done.returncode == 1 and "error: --total-steps 3000: learning starts after 2500 steps" in done.stderr
 
 
 @pytest.mark.parametrize("policy", [train_sac.LeanPolicy, train_sac.LayerNormPolicy])
