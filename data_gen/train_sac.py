@@ -46,7 +46,8 @@ class Args:
     total_steps: int | None = None
     """most environment steps [Meta-World: 200,000; locomotion: 2,000,000]"""
     demo_episodes: int | None = None
-    """episodes of the scripted expert in half of each minibatch; 0 is plain SAC [Meta-World: 40; locomotion: 0]"""
+    """episodes of the scripted expert in half of each minibatch; 0 is plain SAC
+    [Meta-World: 40, lever-pull: 100; locomotion: 0]"""
     checkpoint_every: int | None = None
     """steps between saved and evaluated actors [Meta-World: 2,000; locomotion: 10,000]"""
     eval_episodes: int = 10
@@ -60,8 +61,8 @@ class Args:
     learning_rate: float | None = None
     """Adam, for actor, critics, temperature; falls to a tenth over the last half of total_steps
     [Meta-World: 3e-4; locomotion, which has fewer updates: 1e-3]"""
-    gamma: float = 0.99
-    """discount; a lower one keeps the critics from overestimating where success is brief"""
+    gamma: float | None = None
+    """discount [0.99; lever-pull: 0.97, where success is brief and critics that look far ahead overestimate]"""
     out: str = "experts"
     """parent of the output folder <out>/<task>"""
     resume: bool = False
@@ -218,14 +219,15 @@ def write_csv(path: Path, rows: list[dict]) -> None:
 def main(args: Args) -> None:
     if args.task not in TASKS:
         raise SystemExit(f"error: --task {args.task}: use one of {', '.join(TASKS)}")
-    metaworld = args.task in METAWORLD_TASKS
+    metaworld, lever = args.task in METAWORLD_TASKS, args.task == "lever-pull"
     for field, on_metaworld, on_locomotion in (
         ("total_steps", 200_000, 2_000_000),
-        ("demo_episodes", 40, 0),
+        ("demo_episodes", 100 if lever else 40, 0),
         ("checkpoint_every", 2_000, 10_000),
         ("batch_size", 128, 256),
         ("update_every", 1, 4),
         ("learning_rate", 3e-4, 1e-3),
+        ("gamma", 0.97 if lever else 0.99, 0.99),
         ("stop_at", 0.97, float(PAPER[args.task][-1][1])),
     ):
         if getattr(args, field) is None:
