@@ -12,7 +12,7 @@ from paws_mlp import HORIZON, LOCOMOTION_TASKS, METAWORLD_TASKS, GymEnv, MetaWor
 
 TASKS = (*METAWORLD_TASKS, *LOCOMOTION_TASKS)
 # lever-pull's reward is full once the lever's tip is within 4 cm of its target, 11.5 degrees from upright; success is
-# within 7.5 degrees. So SAC is paid for success as well: without that it learns to stop just before.
+# within 7.5 degrees, and SAC may learn to stop between the two. So it is paid for success as well.
 SUCCESS_REWARD = {"lever-pull": 10.0}
 
 

@@ -62,7 +62,7 @@ class Args:
     """Adam, for actor, critics, temperature; falls to a tenth over the last half of total_steps
     [Meta-World: 3e-4; locomotion, which has fewer updates: 1e-3]"""
     gamma: float | None = None
-    """discount [0.99; lever-pull: 0.97, where success is brief and critics that look far ahead overestimate]"""
+    """discount [0.99; lever-pull: 0.97]"""
     out: str = "experts"
     """parent of the output folder <out>/<task>"""
     resume: bool = False
@@ -235,8 +235,8 @@ def main(args: Args) -> None:
     learning_starts = 2_500 if args.demo_episodes else 10_000
     if args.total_steps // args.checkpoint_every * args.checkpoint_every <= learning_starts:
         raise SystemExit(
-            f"error: --total-steps {args.total_steps}: learning starts after {learning_starts} steps, and the first"
-            f" checkpoint after that is {args.checkpoint_every} steps or less away: train for longer"
+            f"error: --total-steps {args.total_steps}: learning starts after {learning_starts} steps, checkpoints come"
+            f" every {args.checkpoint_every}, so none would be trained: give more steps"
         )
     folder = Path(args.out) / args.task
     if (folder / "state.pt").exists() and not args.resume:
