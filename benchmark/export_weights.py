@@ -1,0 +1,80 @@
+"""The weights that a PAWS run gave to the frames of an imported data set, for weighted training of any other policy.
+
+    python benchmark/export_weights.py RUN_DIR
+
+Writes RUN_DIR/sample_weights.parquet with one row for each frame of the data set: `index`, its global frame index, and
+`weight`, that of the segment it is in. The weights have mean 1 over all frames; frames of no chosen segment have 0.
+docs/own_data.md
+"""
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+import tyro
+
+
+@dataclass
+class Args:
+    run: tyro.conf.Positional[str]  # run directory of paws_mlp.py or paws_transformer.py
+    data: str = ""  # the preference file of the run, if it has moved [as the run was given it]
+    out: str = ""  # parquet file to write [RUN_DIR/sample_weights.parquet]
+
+
+def load_weights(run: str) -> tuple[np.ndarray, np.ndarray, str]:
+    """Weights of the pieces (n, pieces per segment), the segments' rows in the file (n,), the file's path."""
+    path = Path(run, "model.pt")
+    try:
+        model = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as e:  # not there, not finished, not a checkpoint
+        sys.exit(f"error: {path}: not a finished run's model ({type(e).__name__}); give a run directory")
+    if "weights" not in model:
+        sys.exit(f"error: {path}: holds no segment weights; give a run of paws_mlp.py or paws_transformer.py")
+    segments = model["segments"].numpy()
+    return model["weights"].double().numpy().reshape(len(segments), -1), segments, model["args"]["data"]
+
+
+def load_frames(path: str) -> tuple[int, np.ndarray, int]:
+    """Frames in the imported data set, the first frame of each segment (K,), frames in a segment."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            length, frames = file["obs"].shape[1], json.loads(str(file["meta"]))["frames"]
+            return frames["total"], np.array(frames["first"]), length
+    except OSError as e:
+        sys.exit(f"error: {path}: cannot be read ({e}); name the preference file of the run with --data")
+    except (KeyError, ValueError):
+        sys.exit(
+            f"error: {path}: its meta has no frame numbers; only files of data_gen/import_*.py and their exports do"
+        )
+
+
+def frame_weights(weights: np.ndarray, segments: np.ndarray, first: np.ndarray, length: int, total: int) -> np.ndarray:
+    """(n, pieces), (n,), (K,) -> (total,), mean 1: a frame has its piece's weight, twice that if its segment is used twice."""
+    rows = first[segments][:, None] + np.arange(length)  # (n, T)
+    per_frame = np.zeros(total)
+    np.add.at(per_frame, rows, np.repeat(weights, length // weights.shape[1], axis=1))
+    return per_frame / per_frame.mean()
+
+
+def main(args: Args) -> None:
+    weights, segments, data = load_weights(args.run)
+    total, first, length = load_frames(args.data or data)
+    if segments.max() >= len(first) or length % weights.shape[1]:
+        sys.exit(f"error: {args.data or data}: is not the file of this run; name the right one with --data")
+    per_frame = frame_weights(weights, segments, first, length, total)
+    out = Path(args.out or Path(args.run, "sample_weights.parquet"))
+    unfinished = out.with_name(f".{out.name}.{os.getpid()}")
+    pq.write_table(pa.table({"index": np.arange(total), "weight": per_frame.astype(np.float32)}), unfinished)
+    os.replace(unfinished, out)
+    covered = np.count_nonzero(per_frame)
+    print(f"{out}: {total} frames, {covered} of them with a weight above 0, the largest {per_frame.max():.3g}, mean 1")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))

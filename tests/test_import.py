@@ -1,0 +1,196 @@
+"""Robot data in, labels in a real browser, training, weights out: a LeRobotDataset v3 and a Minari data set."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import imageio_ffmpeg
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "data_gen"), str(ROOT / "benchmark")]
+import import_lerobot
+import segments
+
+CAMERA, FPS, LENGTHS = "observation.images.front", 10, (20, 5, 33, 16, 25)  # frames of each episode
+
+
+def write_video(path: Path, grey: np.ndarray) -> None:
+    """Each frame is one shade of grey."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    frames = np.broadcast_to(grey.astype(np.uint8)[:, None, None, None], (len(grey), 48, 64, 3))
+    source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", "64x48", "-r", str(FPS), "-i", "-"]
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-y", "-v", "error", *source, "-c:v", "libx264", "-pix_fmt", "yuv420p"]
+    subprocess.run([*command, str(path)], input=frames.tobytes(), check=True)
+
+
+def grey_of(index: np.ndarray) -> np.ndarray:
+    return 20 + 2 * index  # of the frame with this global index
+
+
+@pytest.fixture
+def robot(tmp_path) -> Path:
+    """A LeRobotDataset v3 in its published layout: two data files, two video files, many episodes in each."""
+    root, rng, frames = tmp_path / "fold towel", np.random.default_rng(0), sum(LENGTHS)
+    ends = np.cumsum(LENGTHS)
+    begins, file = ends - LENGTHS, np.array([0, 0, 0, 1, 1])  # the file that each episode is in
+    state = rng.normal(50, 20, (frames, 3)).astype(np.float32)
+    action = np.column_stack((rng.uniform(-180, 90, (frames, 2)), np.full(frames, 7))).astype(np.float32)
+    episode = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
+    frame = np.arange(frames) - begins[episode]
+    vector = dict(dtype="float32", shape=[3], names=None)
+    video = dict(dtype="video", shape=[48, 64, 3], names=["height", "width", "channels"], info={"video.fps": FPS})
+    info = dict(
+        codebase_version="v3.0",
+        robot_type="so101",
+        total_episodes=len(LENGTHS),
+        total_frames=frames,
+        total_tasks=1,
+        chunks_size=1000,
+        fps=FPS,
+        splits={"train": f"0:{len(LENGTHS)}"},
+        data_path="data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
+        video_path="videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
+        features={"observation.state": vector, "action": vector, CAMERA: video},
+    )
+    (root / "meta/episodes/chunk-000").mkdir(parents=True)
+    (root / "data/chunk-000").mkdir(parents=True)
+    (root / "meta/info.json").write_text(json.dumps(info))
+    (root / "meta/stats.json").write_text("{}")
+    pq.write_table(pa.table({"task_index": [0], "task": ["Fold the towel."]}), root / "meta/tasks.parquet")
+    first_of_file = np.array([0, begins[3]])
+    episodes = {
+        "episode_index": np.arange(len(LENGTHS)),
+        "tasks": [["Fold the towel."]] * len(LENGTHS),
+        "length": LENGTHS,
+        "data/chunk_index": [0] * len(LENGTHS),
+        "data/file_index": file,
+        "dataset_from_index": begins,
+        "dataset_to_index": ends,
+        f"videos/{CAMERA}/chunk_index": [0] * len(LENGTHS),
+        f"videos/{CAMERA}/file_index": file,
+        f"videos/{CAMERA}/from_timestamp": (begins - first_of_file[file]) / FPS,
+        f"videos/{CAMERA}/to_timestamp": (ends - first_of_file[file]) / FPS,
+    }
+    pq.write_table(pa.table(episodes), root / "meta/episodes/chunk-000/file-000.parquet")
+    for number in range(2):
+        rows = np.flatnonzero(file[episode] == number)
+        table = {
+            "observation.state": pa.FixedSizeListArray.from_arrays(state[rows].ravel(), 3),
+            "action": pa.FixedSizeListArray.from_arrays(action[rows].ravel(), 3),
+            "timestamp": (frame[rows] / FPS).astype(np.float32),
+            "frame_index": frame[rows],
+            "episode_index": episode[rows],
+            "index": rows,
+            "task_index": np.zeros(len(rows), int),
+        }
+        pq.write_table(pa.table(table), root / f"data/chunk-000/file-{number:03d}.parquet")
+        write_video(root / f"videos/{CAMERA}/chunk-000/file-{number:03d}.mp4", grey_of(rows))
+    return root
+
+
+def import_robot(robot: Path, **flags) -> Path:
+    """The file of pairs: 8 segments of 8 frames unless told otherwise."""
+    flags = dict(segment_length=8, segments=8, labels_dir=str(robot.parent / "labels")) | flags
+    import_lerobot.main(import_lerobot.Args(str(robot), **flags))
+    return robot.parent / "labels" / "fold-towel" / "pairs.npz"
+
+
+def frames_of(robot: Path) -> dict[str, np.ndarray]:
+    table = pa.concat_tables(pq.read_table(file) for file in sorted(robot.glob("data/*/*.parquet")))
+    return {key: np.array(table[key].to_pylist()) for key in ("observation.state", "action", "episode_index")}
+
+
+def read_grey(clip: Path) -> np.ndarray:
+    frames = imageio_ffmpeg.read_frames(str(clip))
+    assert next(frames)["codec"] == "h264"
+    return np.array([np.frombuffer(frame, np.uint8).mean() for frame in frames])
+
+
+def test_segments_are_the_frames_and_clips_of_the_data_set(robot):
+    data = np.load(import_robot(robot), allow_pickle=False)
+    meta, frames = json.loads(str(data["meta"])), frames_of(robot)
+    scale = {key: np.array(value) for key, value in meta["scale"].items()}
+    assert data["obs"].shape == data["act"].shape == (8, 8, 3)
+    assert data["prefs"].tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]] and meta["task"] == "fold-towel"
+    used = [index for first in meta["frames"]["first"] for index in range(first, first + 8)]
+    assert len(set(used)) == len(used) == 64 and meta["frames"]["total"] == sum(LENGTHS)  # no overlap
+    assert np.abs(data["act"]).max() <= 1 and (data["act"][..., 2] == 0).all()  # the constant dimension
+    for i, first in enumerate(meta["frames"]["first"]):
+        rows = np.arange(first, first + 8)
+        assert len(set(frames["episode_index"][rows])) == 1
+        assert data["obs"][i] * scale["obs_std"] + scale["obs_mean"] == pytest.approx(
+            frames["observation.state"][rows], abs=1e-3
+        )
+        actions = scale["act_low"] + (data["act"][i] + 1) / 2 * (scale["act_high"] - scale["act_low"])
+        assert actions == pytest.approx(frames["action"][rows], abs=1e-3)
+        assert read_grey(robot.parent / f"labels/fold-towel/clips/{i}.mp4") == pytest.approx(grey_of(rows), abs=1)
+
+
+def test_every_step_is_covered_about_equally():
+    for steps, length in ((250, 64), (64, 64), (65, 64), (130, 64)):
+        count = steps // length
+        covered = np.zeros(steps, int)
+        for slot in range(count + 1):
+            starts = segments.segment_starts(steps, length, slot)
+            assert len(starts) == count and starts[-1] + length <= steps and (np.diff(starts) >= length).all()
+            for start in starts:
+                covered[start : start + length] += 1
+        assert covered.min() >= count and covered.max() <= count + 1
+
+
+def damage_info(**changes):
+    def damage(root: Path) -> None:
+        path = root / "meta/info.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return damage
+
+
+def drop_feature(key: str):
+    def damage(root: Path) -> None:
+        features = json.loads((root / "meta/info.json").read_text())["features"]
+        damage_info(features={k: v for k, v in features.items() if k != key})(root)
+
+    return damage
+
+
+def drop_column(root: Path) -> None:
+    path = root / "data/chunk-000/file-001.parquet"
+    pq.write_table(pq.read_table(path).drop_columns("action"), path)
+
+
+def shorten_video(root: Path) -> None:
+    write_video(root / f"videos/{CAMERA}/chunk-000/file-001.mp4", np.arange(30))
+
+
+@pytest.mark.parametrize(
+    ("damage", "flags", "message"),
+    [
+        (lambda root: (root / f"videos/{CAMERA}/chunk-000/file-001.mp4").unlink(), {}, "file-001.mp4: missing"),
+        (lambda root: (root / f"videos/{CAMERA}/chunk-000/file-001.mp4").write_bytes(b"x"), {}, "not a readable video"),
+        (shorten_video, {}, "ends after 3.0 s"),
+        (damage_info(codebase_version="v2.1"), {}, "is LeRobotDataset v2.1, v3 is read"),
+        (lambda root: (root / "meta/info.json").write_text("{"), {}, "no readable meta/info.json"),
+        (drop_feature("action"), {}, "no feature action"),
+        (drop_feature("observation.state"), {}, "no feature observation.state; choose --observations"),
+        (drop_feature(CAMERA), {}, "no video feature"),
+        (drop_column, {}, "cannot read index, observation.state, action"),
+        (lambda root: (root / "data/chunk-000/file-000.parquet").write_bytes(b"x"), {}, "file-000.parquet: cannot read"),
+        (damage_info(total_frames=98), {}, "not numbered 0 to 97"),
+        (lambda root: None, dict(segment_length=40), "no episode has 40 steps; choose --segment-length up to 33"),
+        (lambda root: None, dict(segments=12), "hold 11 segments of 8 steps; choose --segments up to 11"),
+        (lambda root: None, dict(pairs=5), "--pairs 5: 8 segments make 1 to 4 pairs"),
+        (lambda root: None, dict(camera="wrist"), f"--camera wrist: the data set has {CAMERA}"),
+    ],
+)
+def test_a_bad_lerobot_data_set_gets_one_line(robot, damage, flags, message):
+    damage(robot)
+    with pytest.raises(SystemExit) as stop:
+        import_robot(robot, **flags)
+    assert str(stop.value).startswith("error: ") and message in str(stop.value) and "\n" not in str(stop.value)
+    assert not list(robot.parent.glob("labels/*/*.npz"))
