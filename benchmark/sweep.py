@@ -1,102 +1,355 @@
 """Runs methods x tasks x budgets x seeds, each as a process of its own; started again, it continues.
 
-    python benchmark/sweep.py --preset quick --tasks door-open --seeds 1 2 --workers 2
+    python benchmark/sweep.py --preset quick --workers 2            # the paper's Meta-World table, one seed
+    python benchmark/sweep.py --seeds 1 2 3 --dry-run               # what is left to run, and the hours it takes
+    python benchmark/sweep.py --study n-eff                         # an ablation: n-eff | segment-length | ...
+    sbatch --array 0-9 --wrap 'python benchmark/sweep.py --shard $SLURM_ARRAY_TASK_ID/10 --workers 1'
+    python benchmark/sweep.py --ray auto                            # on a Ray cluster (requirements-cluster.txt)
 
-A run has a folder RUNS_DIR/PRESET/METHOD__TASK__nN__sSEED/ with its log.txt and its run directory. A run that has a
-result.json is not run again, an unfinished one is resumed. Every result.json is copied, with preset and machine, to
-RESULTS_DIR/PRESET/METHOD__TASK__nN__sSEED.json, which benchmark/tables.py reads.
+A run has a folder RUNS_DIR/PRESET/<name>/ with sweep.json (flags, commit), log.txt and its run directory. A run that is
+complete is not run again, an unfinished one is resumed. Every result.json is copied to RESULTS_DIR/<name>.json, with
+preset, machine and commit, where benchmark/tables.py reads it. After a change of code use another --runs-dir.
 """
 
 import fcntl
+import hashlib
 import json
 import os
 import platform
+import queue
+import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
-from dataclasses import dataclass
+from collections import defaultdict
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import Literal
 
+import numpy as np
 import tyro
 
 ROOT = Path(__file__).resolve().parents[1]
-BASELINES = ("bc", "p_iql", "cpl", "cpl_kl", "preference_transformer", "ipl", "dppo")
-SMALL_TRANSFORMER = "--advantage-width 128 --advantage-layers 2 --advantage-heads 4".split()
-METHODS = {  # script, and its flags in each preset
-    **{name: (f"baselines/{name}.py", {p: ["--preset", p] for p in ("paper", "quick")}) for name in BASELINES},
-    "paws_transformer": ("paws_transformer.py", {"paper": [], "quick": SMALL_TRANSFORMER}),
-    "paws_mlp": ("paws_mlp.py", {"paper": [], "quick": []}),
+sys.path.insert(0, str(ROOT / "benchmark"))
+import paper
+
+# ---- what is run ----
+METHODS = {  # name in tables: script, flags that make the method
+    "bc": ("baselines/bc.py", ""),
+    "p_iql": ("baselines/p_iql.py", ""),
+    "cpl": ("baselines/cpl.py", ""),
+    "cpl_kl": ("baselines/cpl_kl.py", ""),
+    "preference_transformer": ("baselines/preference_transformer.py", ""),
+    "ipl": ("baselines/ipl.py", ""),
+    "dppo": ("baselines/dppo.py", ""),
+    "paws_transformer": ("paws_transformer.py", ""),
+    "paws_mlp": ("paws_mlp.py", ""),
+    "paws_transformer_chi2": ("paws_transformer.py", "--trust-region chi2"),
+    "paws_mlp_chi2": ("paws_mlp.py", "--trust-region chi2"),
+    "paws_transformer_state": ("paws_transformer.py", "--update state --no-state-context"),
+    "paws_transformer_state_context": ("paws_transformer.py", "--update state --state-context"),
+    "paws_mlp_state": ("paws_mlp.py", "--update state"),
+    "dppo_defaults": ("baselines/dppo.py", "--conservativeness 1 --smoothness 0 --dropout 0"),  # its authors' code
+    "bc_preferred": ("baselines/bc.py", "--data-used preferred"),
+    # Oracles, which tell what was possible: they know which policy made a segment, or the labeler's own scores.
+    "bc_best": ("baselines/bc.py", "--data-used best"),
+    "paws_oracle": ("paws_mlp.py", "--oracle"),
 }
-COMPARED = tuple(METHODS)
-for name in ("paws_transformer", "paws_mlp"):  # the "State" ablation: weights of single steps
-    script, flags = METHODS[name]
-    state = ["--update", "state", "--exp-name", f"{name}_state"]
-    METHODS[f"{name}_state"] = (script, {preset: [*flags[preset], *state] for preset in flags})
+COMPARED = (*paper.METHODS, "paws_mlp_chi2", "dppo_defaults", "bc_best", "paws_oracle")
+PRESETS = {  # flags of each script; its own defaults are the paper's
+    "paper": {},
+    "quick": {  # 20 evaluations; sized for one thread
+        "paws_mlp": "--eval-every 500 --advantage-width 128 --advantage-layers 2 --advantage-learning-rate 1e-3 "
+        "--advantage-steps 1000",
+        "paws_transformer": "--eval-every 500 --advantage-width 128 --advantage-layers 2 --advantage-heads 4 "
+        "--advantage-steps 1000",
+        "bc": "--eval-every 500 --total-steps 10000 --batch-size 256",
+        "cpl": "--eval-every 500 --total-steps 10000 --batch-size 8",
+        "cpl_kl": "--eval-every 500 --total-steps 10000 --batch-size 8",
+        "p_iql": "--eval-every 500 --total-steps 10000 --batch-size 256 --reward-batch-size 16",
+        "preference_transformer": "--eval-every 500 --total-steps 10000 --batch-size 256 --reward-batch-size 16 "
+        "--reward-steps 400",
+        "ipl": "--eval-every 250 --total-steps 5000 --batch-size 8",
+        "dppo": "--eval-every 300 --total-steps 6000 --batch-size 32 --predictor-steps 240 --predictor-batch-size 16 "
+        "--window-stride 8",
+    },
+}
+NOISY_WITH_50 = ("paws_mlp", "paws_transformer", "bc", "preference_transformer", "p_iql")  # their further seeds first
+SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5)  # n_eff; 0.1 is the paper's, so paws_mlp itself
+N_EFF_TASKS = ("peg-insert-side", "sweep-into", "drawer-open")
+WEIGHTS_TASKS = ("drawer-open", "peg-insert-side", "sweep-into", "plate-slide", "door-open", "button-press")
+LENGTHS = (1, 2, 4, 8, 16, 32, 64)
+HUMAN_TASKS = ("button-press", "door-open")
+THREADS = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []  # Linux: a run is pinned to one
 
 
 @dataclass
 class Args:
-    preset: str = "quick"
-    """quick: sized for a CPU; paper: the published numbers of updates and batch sizes"""
-    methods: tuple[str, ...] = COMPARED
-    """which methods; also paws_mlp_state and paws_transformer_state"""
-    tasks: tuple[str, ...] = ("door-open",)
-    """which tasks"""
-    n_prefs: tuple[int, ...] = (50, 500)
-    """which numbers of preferences"""
-    seeds: tuple[int, ...] = (1, 2)
-    """which seeds"""
-    workers: int = os.cpu_count() or 1
-    """runs at the same time, one thread each"""
-    flags: str = ""
-    """further flags of every run, as in --flags="--total-steps 1000" (then use another --runs-dir and --results-dir)"""
-    runs_dir: str = "runs/sweep"
-    """parent of the runs' folders"""
-    results_dir: str = "benchmark/results"
-    """parent of the collected result files"""
-    dry_run: bool = False
-    """print the commands that are left to run, and end"""
+    preset: Literal["quick", "paper"] = "quick"  # quick: sized for a CPU; paper: the published numbers of updates
+    study: Literal["", "n-eff", "segment-length", "update-segment-length", "state", "human", "weights"] = ""
+    methods: tuple[str, ...] = COMPARED  # which methods (without --study)
+    tasks: tuple[str, ...] = ()  # which tasks [the ten of Meta-World, or the study's]
+    n_prefs: tuple[int, ...] = ()  # which numbers of preferences [500 50, or the study's]
+    seeds: tuple[int, ...] = ()  # which seeds [1; studies 1 2 3]
+    workers: int = len(THREADS) or 1  # runs at the same time, one thread each
+    shard: str = "0/1"  # i/n: every n-th run, from the i-th (0 to n-1), for a job array
+    ray: str = ""  # address of a Ray cluster, on whose nodes this checkout and --runs-dir have the same paths
+    flags: str = ""  # further flags of every run, as in --flags="--total-steps 1000"; the run's name carries them
+    labels_dir: str = "labels"  # study human: exports of label.py, LABELS_DIR/<task>/<labeler>.npz
+    runs_dir: str = "runs/sweep"  # parent of the runs' folders
+    results_dir: str = ""  # collected result files [benchmark/results/<preset>]
+    dirty: bool = False  # run although the checkout has uncommitted code, which no commit can name
+    dry_run: bool = False  # print the commands that are left to run and the hours they take, and end
 
 
-@dataclass
-class Job:
+@dataclass(frozen=True)
+class Cell:
     method: str
     task: str
     n_pref: int
     seed: int
-    folder: Path
+    options: tuple[tuple[str, str], ...] = ()  # further flags of a study: (("n-eff", "0.3"), ...)
+    data: str = ""  # preference file, if not data/<task>.npz
+    advantage_from: str = ""  # name of the run whose advantage model this one takes
+    flags: str = ""
+
+    @property
+    def exp_name(self) -> str:
+        return self.method + "".join(f"_{key}-{value}" for key, value in self.options)
 
     @property
     def name(self) -> str:
-        return self.folder.name
-
-    def result(self) -> Path | None:
-        return next(self.folder.glob("*/result.json"), None)
-
-    def command(self, preset: str, flags: str) -> list[str]:
-        script, preset_flags = METHODS[self.method]
-        start = [sys.executable, str(ROOT / script)]
-        unfinished = sorted(self.folder.glob("*/args.json"))
-        if unfinished:  # its other flags are in there
-            return [*start, "--resume", str(unfinished[-1].parent), "--eval-workers", "1"]
-        what = ["--task", self.task, "--n-pref", str(self.n_pref), "--seed", str(self.seed)]
-        where = ["--runs-dir", str(self.folder), "--eval-workers", "1"]
-        return [*start, *what, *preset_flags[preset], *where, *shlex.split(flags)]
+        parts = [self.exp_name, self.task, f"n{self.n_pref}", f"s{self.seed}"]
+        if self.data:
+            parts.append(Path(self.data).stem)
+        if self.flags:
+            text = re.sub(r"[^\w.]+", "-", self.flags).strip("-")
+            parts.append(text if len(text) < 60 else f"{text[:50]}-{hashlib.sha1(text.encode()).hexdigest()[:8]}")
+        return "__".join(parts)
 
 
-def all_jobs(args: Args) -> list[Job]:
-    """Seed by seed, so that a table of few seeds is complete early."""
+def study_cells(args: Args) -> list[Cell]:
+    """The runs of a study, those that others take the advantage model from included."""
+    seeds, cells = args.seeds or (1, 2, 3), []
+
+    def grid(tasks, n_prefs):
+        return product(seeds, args.n_prefs or n_prefs, args.tasks or tasks)
+
+    def reusing(method, task, n, seed, **options):  # differs from `method` after its advantage model alone
+        base = Cell(method, task, n, seed, flags=args.flags)
+        return Cell(
+            method, task, n, seed,
+            tuple((key.replace("_", "-"), str(value)) for key, value in options.items()),
+            advantage_from=base.name, flags=args.flags,
+        )  # fmt: skip
+
+    if args.study == "n-eff":
+        for seed, n, task in grid(N_EFF_TASKS, (500, 50)):
+            cells += [Cell(method, task, n, seed) for method in ("bc", "paws_mlp")]
+            cells += [reusing("paws_mlp", task, n, seed, n_eff=share) for share in SHARES if share != 0.1]
+    elif args.study == "weights":
+        for seed, n, task in grid(WEIGHTS_TASKS, (50, 500)):
+            cells += [Cell(m, task, n, seed) for m in ("paws_mlp", "bc", "bc_preferred", "bc_best", "paws_oracle")]
+            cells += [reusing("paws_mlp", task, n, seed, n_eff=share) for share in (0.2, 0.3, 0.5)]
+            for share in (0.1, 0.2, 0.3, 0.5):
+                cells.append(reusing("paws_mlp", task, n, seed, trust_region="chi2", n_eff=share))
+    elif args.study == "state":
+        names = ("paws_mlp", "paws_transformer", "paws_mlp_state", "paws_transformer_state")
+        for seed, n, task in grid(paper.METAWORLD, (500, 50)):
+            cells += [Cell(method, task, n, seed) for method in (*names, "paws_transformer_state_context")]
+    elif args.study == "update-segment-length":
+        for seed, n, task in grid(paper.METAWORLD, (500,)):
+            cells.append(Cell("paws_transformer", task, n, seed))
+            cells += [reusing("paws_transformer", task, n, seed, update_segment_length=k) for k in (32, 16, 8)]
+    elif args.study == "segment-length":
+        for seed, task, length in product(seeds, args.tasks or paper.METAWORLD, LENGTHS):
+            data = str(Path(args.runs_dir, "data", task, f"length{length}.npz").resolve())
+            for method in ("paws_mlp", "paws_mlp_state"):
+                cells.append(Cell(method, task, 640_000 // length, seed, data=data))
+    elif args.study == "human":
+        methods = [method for method in paper.METHODS if method != "dppo"]
+        for task in args.tasks or HUMAN_TASKS:
+            files = sorted(Path(args.labels_dir).resolve().glob(f"{task}/*.npz"))
+            if not files:
+                sys.exit(f"error: {args.labels_dir}/{task}: no labeler's file; make it with data_gen/label.py --export")
+            for seed, path in enumerate(files, 1):  # one run per labeler
+                cells += [Cell(method, task, 50, seed, data=str(path)) for method in methods]
+    return cells
+
+
+def all_cells(args: Args) -> list[Cell]:
+    """First seed: all tasks with 500, then 50 preferences. Then further seeds, first where one seed says little."""
     unknown = [name for name in args.methods if name not in METHODS]
-    if unknown or args.preset not in ("paper", "quick"):
-        sys.exit(f"error: unknown {unknown or args.preset}: methods are {', '.join(METHODS)}; presets paper and quick")
-    folder = Path(args.runs_dir).resolve() / args.preset
-    cells = product(args.seeds, args.tasks, args.n_prefs, args.methods)
-    return [Job(m, t, n, s, folder / f"{m}__{t}__n{n}__s{s}") for s, t, n, m in cells]
+    if unknown:
+        sys.exit(f"error: --methods {' '.join(unknown)}: choose from {', '.join(METHODS)}")
+    index, _, count = args.shard.partition("/")
+    if not (index.isdigit() and count.isdigit() and int(index) < int(count)):
+        sys.exit(f"error: --shard {args.shard}: give i/n with i from 0 to n-1, for example 0/4")
+    if args.study:
+        cells = study_cells(args)
+    else:
+        seeds, n_prefs = args.seeds or (1,), args.n_prefs or (500, 50)
+        grid = product(seeds, n_prefs, args.tasks or paper.METAWORLD, args.methods)
+        cells = [Cell(method, task, n, seed) for seed, n, task, method in grid]
+
+        def later(cell: Cell) -> int:
+            return (cell.seed != seeds[0]) * (1 if cell.n_pref == 50 and cell.method in NOISY_WITH_50 else 2)
+
+        cells.sort(key=later)
+    cells = list(dict.fromkeys(replace(cell, flags=args.flags) for cell in cells))
+    families = {name: i for i, name in enumerate(dict.fromkeys(c.advantage_from or c.name for c in cells))}
+    return [c for c in cells if families[c.advantage_from or c.name] % int(count) == int(index)]
 
 
+def write_shorter_segments(path: Path, task: str, length: int) -> None:
+    """A window of each segment of data/<task>.npz and 640,000 / length pairs, labelled by the expert's likelihood."""
+    rng = np.random.default_rng(length)
+    with np.load(ROOT / "data" / f"{task}.npz", allow_pickle=False) as file:
+        obs, act, logp = (file[key] for key in ("obs", "act", "expert_logp"))
+    rows = np.arange(len(obs))[:, None]
+    steps = rng.integers(obs.shape[1] - length + 1, size=len(obs))[:, None] + np.arange(length)  # (K, length)
+    first = rng.integers(len(obs), size=640_000 // length)
+    second = (first + rng.integers(1, len(obs), size=len(first))) % len(obs)
+    score = logp[rows, steps].sum(1)
+    prefs = np.where((score[first] >= score[second])[:, None], np.c_[first, second], np.c_[second, first])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{os.getpid()}.npz")
+    np.savez_compressed(temporary, obs=obs[rows, steps], act=act[rows, steps], prefs=prefs, format_version=1)
+    os.replace(temporary, path)
+
+
+# ---- one run ----
+@dataclass
+class Setup:
+    """What all runs of a sweep share."""
+
+    preset: str
+    runs: Path  # RUNS_DIR/PRESET
+    commit: str
+
+
+def flags_of(cell: Cell, setup: Setup) -> list[str]:
+    script, method_flags = METHODS[cell.method]
+    flags = ["--task", cell.task, "--n-pref", str(cell.n_pref), "--seed", str(cell.seed), "--exp-name", cell.exp_name]
+    flags += shlex.split(PRESETS[setup.preset].get(Path(script).stem, "")) + shlex.split(method_flags)
+    if setup.preset == "quick" and cell.task in paper.METAWORLD:
+        flags.append("--no-eval-return")
+    for key, value in cell.options:
+        flags += [f"--{key}", value]
+    flags += ["--data", cell.data] if cell.data else []
+    if cell.advantage_from:
+        base = finished(setup.runs / cell.advantage_from)
+        flags += ["--advantage-from", str(base[0] if base else setup.runs / cell.advantage_from / "...")]
+    return flags + shlex.split(cell.flags)
+
+
+def read_json(path: Path) -> dict:
+    """{} if it is missing or damaged."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def finished(folder: Path) -> tuple[Path, dict] | None:
+    """Run directory and result of a complete run."""
+    found = ((path.parent, read_json(path)) for path in sorted(folder.glob("*/result.json")))
+    return next(((run, result) for run, result in found if "curve" in result), None)
+
+
+def command(cell: Cell, setup: Setup, anew: bool = False) -> list[str]:
+    """Resumes what the same flags and commit have left a checkpoint of."""
+    folder, flags = setup.runs / cell.name, flags_of(cell, setup)
+    start = [sys.executable, str(ROOT / METHODS[cell.method][0])]
+    left = sorted(folder.glob("*/checkpoint.pt"))
+    before = read_json(folder / "sweep.json")
+    if left and not anew and (before.get("flags"), before.get("commit")) == (flags, setup.commit):
+        return [*start, "--resume", str(left[-1].parent), "--eval-workers", "1"]
+    return [*start, *flags, "--runs-dir", str(folder), "--eval-workers", "1"]
+
+
+BUSY = "another sweep is at it"
+LAUNCH = """
+import ctypes, os, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: the run ends with the sweep, however that ends
+    if sys.argv[1]:
+        os.sched_setaffinity(0, [int(sys.argv[1])])
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def execute(arguments: list[str], log, cpu: str, stop: threading.Event) -> int:
+    """Exit status of a run, which `stop` ends."""
+    threads = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    process = subprocess.Popen(
+        [sys.executable, "-c", LAUNCH, cpu, *arguments],
+        cwd=ROOT, env={**os.environ, **threads}, stdout=log, stderr=log, start_new_session=True,
+    )  # fmt: skip
+    try:
+        while process.poll() is None and not stop.wait(0.1):
+            pass
+    finally:
+        try:
+            os.killpg(process.pid, signal.SIGTERM)  # with its evaluation processes
+        except ProcessLookupError:
+            pass
+    return process.wait()
+
+
+def run_cell(cell: Cell, setup: Setup, patient: bool, cpu: str = "", stop: threading.Event | None = None) -> dict:
+    """Runs a cell unless it is complete, a second time if it fails -> its result, or {"problem": why there is none}."""
+    stop = stop or threading.Event()
+    folder = setup.runs / cell.name
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "log.txt", "ab") as log:
+        while True:
+            try:
+                fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not patient or stop.wait(0.5):
+                    return {"problem": BUSY}
+        if cell.advantage_from and not finished(setup.runs / cell.advantage_from):
+            return {"problem": f"needs {cell.advantage_from}, which is not complete"}
+        anew = False
+        for _ in range(2):
+            if finished(folder) or stop.is_set():
+                break
+            arguments = command(cell, setup, anew)
+            if "--resume" not in arguments:
+                for run in folder.glob("*/"):
+                    shutil.rmtree(run)
+            sweep = {"flags": flags_of(cell, setup), "commit": setup.commit, "machine": machine()}
+            write(folder / "sweep.json", json.dumps(sweep))
+            execute(arguments, log, cpu, stop)
+            anew = "--resume" in arguments  # its checkpoint may be what is wrong
+    if not finished(folder):
+        return {"problem": last_line(folder / "log.txt")}
+    sweep = read_json(folder / "sweep.json")
+    added = {"method": cell.method, "options": dict(cell.options), "data": Path(cell.data).stem, "preset": setup.preset}
+    return finished(folder)[1] | added | {"flags": cell.flags, **{k: sweep.get(k) for k in ("commit", "machine")}}
+
+
+def last_line(log: Path) -> str:
+    lines = re.split(r"[\r\n]", log.read_text(errors="replace"))
+    return next((line.strip() for line in reversed(lines) if line.strip()), "no output")
+
+
+def write(path: Path, text: str) -> None:
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+# ---- the sweep ----
 def machine() -> str:
     """For example "AMD EPYC 7B13, 2 threads"."""
     try:
@@ -107,93 +360,157 @@ def machine() -> str:
     return f"{cpu}, {os.cpu_count()} threads"
 
 
-def collect(job: Job, args: Args) -> dict:
-    """Copies a finished run's result.json, with what it cannot know, to the results."""
-    path = Path(args.results_dir) / args.preset / f"{job.name}.json"
-    result = {**json.loads(job.result().read_text()), "preset": args.preset, "machine": machine()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(result) + "\n")
-    os.replace(temporary, path)
-    return result
+def commit(dirty_allowed: bool) -> str:
+    """Of this checkout, whose code and data must be committed."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True, check=True).stdout
+
+    try:
+        name = git("rev-parse", "--short=10", "HEAD").strip()
+        changed = git("diff", "--name-only", "HEAD", "--", "*.py", "*.npz").split()
+    except (OSError, subprocess.CalledProcessError):
+        name, changed = "unknown", ["no git checkout"]
+    if changed and not dirty_allowed:
+        sys.exit(f"error: {ROOT}: uncommitted code ({', '.join(changed[:3])}): commit it, or run with --dirty")
+    return f"{name}-dirty" if changed else name
 
 
-def start(job: Job, args: Args) -> subprocess.Popen | None:
-    """The process keeps the log locked while it lives: no other sweep starts or resumes the same run."""
-    job.folder.mkdir(parents=True, exist_ok=True)
-    threads = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-    with open(job.folder / "log.txt", "ab") as log:
-        try:
-            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return None
-        command, environment = job.command(args.preset, args.flags), {**os.environ, **threads}
-        # its own session: its evaluation process, which holds the log too, can be ended with it
-        return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True)
+def expected_seconds(results: Path) -> dict[str, float]:
+    """Mean of the measured seconds of each method that has results."""
+    seconds = defaultdict(list)
+    for path in results.glob("*.json"):
+        result = read_json(path)
+        if "curve" in result and not result.get("flags"):
+            seconds[result["method"]].append(result["seconds"]["total"])
+    return {method: float(np.mean(values)) for method, values in seconds.items()}
 
 
-def last_line(job: Job) -> str:
-    lines = (job.folder / "log.txt").read_text(errors="replace").split("\n")
-    return next((line.strip() for line in reversed(lines) if line.strip()), "no output")
-
-
-def minutes(seconds: float) -> str:
+def duration(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def main(args: Args) -> int:
-    jobs = all_jobs(args)
-    waiting = [job for job in jobs if job.result() is None]
-    if args.dry_run:
-        for job in waiting:
-            print(shlex.join(job.command(args.preset, args.flags)))
-        return 0
-    for job in jobs:
-        if job not in waiting:
-            collect(job, args)
-    finished, failed, busy, running, times = len(jobs) - len(waiting), [], [], {}, []
-    print(f"{len(jobs)} runs, {finished} of them complete, {args.workers} at a time", flush=True)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+def print_plan(cells: list[Cell], setup: Setup, results: Path, workers: int) -> None:
+    for cell in cells:
+        print(shlex.join(command(cell, setup)))
+    seconds = expected_seconds(results)
+    unknown = [cell.method for cell in cells if cell.method not in seconds]
+    total = sum(seconds.get(cell.method, 0.0) for cell in cells)
+    print(
+        f"# {len(cells)} runs, {total / 3600:.1f} h of one thread, {total / 3600 / workers:.1f} h with {workers}",
+        end="",
+    )
+    names = ", ".join(dict.fromkeys(unknown))
+    print(f", without {len(unknown)} runs of methods that {results} has no time of: {names}" if unknown else "")
+
+
+def outcomes(cells: list[Cell], setup: Setup, args: Args, patient: bool):
+    """Runs the cells and yields each with what `run_cell` returned, as they end."""
+    if args.ray:
+        import ray
+
+        remote = ray.remote(num_cpus=1, max_retries=3)(run_cell)
+        waiting = {remote.remote(cell, setup, patient): cell for cell in cells}
+        while waiting:
+            (done, *_), _ = ray.wait(list(waiting))
+            try:
+                yield waiting.pop(done), ray.get(done)
+            except ray.exceptions.RayError as problem:
+                yield waiting.pop(done), {"problem": str(problem)}
+        return
+    stop, cpus = threading.Event(), queue.SimpleQueue()
+    first = int(args.shard.partition("/")[0]) * args.workers  # shards on one machine take different cores
+    for i in range(first, first + args.workers):
+        cpus.put(str(THREADS[i % len(THREADS)]) if THREADS else "")
+
+    def pinned(cell: Cell) -> dict:
+        cpu = cpus.get()
+        try:
+            return run_cell(cell, setup, patient, cpu, stop)
+        finally:
+            cpus.put(cpu)
+
+    pool = ThreadPoolExecutor(args.workers)
     try:
-        while waiting or running:
-            while waiting and len(running) < args.workers:
-                job = waiting.pop(0)
-                process = start(job, args)
-                if process is None:
-                    busy.append(job)
-                else:
-                    running[job.name] = (job, process, time.monotonic())
-            time.sleep(0.2)
-            for job, process, since in list(running.values()):
-                if process.poll() is None:
-                    continue
-                del running[job.name]
-                times.append(time.monotonic() - since)
-                if process.returncode == 0 and job.result():
-                    finished += 1
-                    result = collect(job, args)
-                    peak = result["success_peak"]
-                    text = f"return {result['return_peak']}" if peak is None else f"success {peak:.0%}"
-                else:
-                    failed.append(job)
-                    text = f"FAILED: {last_line(job)}"
-                now = time.monotonic()
-                mean = sum(times) / len(times)
-                left = len(waiting) * mean + sum(max(0.0, mean - (now - begun)) for _, _, begun in running.values())
-                left = minutes(left / max(1, min(args.workers, len(waiting) + len(running))))
-                print(f"[{finished}/{len(jobs)}] {job.name}: {text}, {minutes(times[-1])}; {left} left", flush=True)
-    except KeyboardInterrupt:
-        print("stopped; the same command continues")
-        return 130
+        waiting = {pool.submit(pinned, cell): cell for cell in cells}
+        while waiting:
+            for done in wait(waiting, return_when=FIRST_COMPLETED).done:
+                yield waiting.pop(done), done.result()
     finally:
-        for _, process, _ in running.values():
-            os.killpg(process.pid, signal.SIGTERM)
-        for _, process, _ in running.values():
-            process.wait()
-    for job in busy:
-        print(f"{job.name}: another process is at it; left to that")
-    for job in failed:
-        print(f"FAILED {job.name}: {last_line(job)} (see {job.folder / 'log.txt'})")
+        stop.set()
+        pool.shutdown(cancel_futures=True)
+
+
+def summary(result: dict) -> str:
+    figures = {"success": result["success_peak"], "return": result["return_peak"]}
+    text = ", ".join(f"{key} {value:.2f}" for key, value in figures.items() if value is not None)
+    return f"{text or 'not evaluated'}, {duration(result['seconds']['total'])}"
+
+
+def end_at_signals() -> None:
+    signals = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+
+    def end(number: int, _) -> None:
+        for each in signals:
+            signal.signal(each, signal.SIG_IGN)
+        print("stopped; the same command continues", flush=True)
+        sys.exit(128 + number)
+
+    for number in signals:
+        signal.signal(number, end)
+
+
+def main(args: Args) -> int:
+    if args.workers < 1:
+        sys.exit(f"error: --workers {args.workers}: at least 1")
+    runs = Path(args.runs_dir).resolve() / args.preset
+    results = Path(args.results_dir or f"benchmark/results/{args.preset}").resolve()
+    cells = all_cells(args)
+    setup = Setup(args.preset, runs, commit(args.dirty or args.dry_run))
+    for cell in cells:
+        before = read_json(runs / cell.name / "sweep.json").get("flags")
+        if finished(runs / cell.name) and before != flags_of(cell, setup):
+            sys.exit(f"error: {runs / cell.name} was run with other flags ({shlex.join(before or [])}): remove it")
+    left = [cell for cell in cells if not finished(runs / cell.name)]
+    if args.dry_run:
+        print_plan(left, setup, results, args.workers)
+        return 0
+    end_at_signals()
+    if args.ray:
+        import ray
+
+        ray.init(address=args.ray, log_to_driver=False, logging_level="warning")
+    print(f"{len(cells)} runs, {len(cells) - len(left)} of them complete, commit {setup.commit}", flush=True)
+    results.mkdir(parents=True, exist_ok=True)
+    for cell in left if args.study == "segment-length" else []:
+        if not Path(cell.data).exists():
+            write_shorter_segments(Path(cell.data), cell.task, 640_000 // cell.n_pref)
+    measured = expected_seconds(results)
+    guess = np.mean(list(measured.values())) if measured else 1.0
+    work = {cell: measured.get(cell.method, guess) for cell in left}  # what is left; only proportions matter
+    all_work, begun, failed, ended = sum(work.values()), time.monotonic(), {}, 0
+    # Complete runs are collected at once; runs that others take the advantage model from come before those.
+    waves = [[c for c in cells if c not in work], *([c for c in left if bool(c.advantage_from) == b] for b in (0, 1))]
+    for wave in waves:
+        for patient in (False, True):  # what another sweep is at is left to that, and collected in the end
+            busy = []
+            for cell, result in outcomes(wave, setup, args, patient):
+                if result.get("problem") == BUSY:
+                    busy.append(cell)
+                    continue
+                if "problem" in result:
+                    failed[cell.name] = result["problem"]
+                else:
+                    write(results / f"{cell.name}.json", json.dumps(result) + "\n")
+                if work.pop(cell, None):
+                    ended += 1
+                    rest = sum(work.values())
+                    to_go = duration((time.monotonic() - begun) * rest / (all_work - rest))
+                    text = f"FAILED: {result['problem']}" if "problem" in result else summary(result)
+                    print(f"[{ended}/{len(left)}] {cell.name}: {text}; {to_go} left", flush=True)
+            wave = busy
+    for name, problem in failed.items():
+        print(f"FAILED {name}: {problem} (see {runs / name / 'log.txt'})")
     return 1 if failed else 0
 
 
