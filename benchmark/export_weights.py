@@ -55,7 +55,7 @@ def load_frames(path: str) -> tuple[int, np.ndarray, int]:
 
 
 def frame_weights(weights: np.ndarray, segments: np.ndarray, first: np.ndarray, length: int, total: int) -> np.ndarray:
-    """(n, pieces), (n,), (K,) -> (total,), mean 1: a frame has its piece's weight, twice that if its segment is used twice."""
+    """(n, pieces), (n,), (K,) -> (total,): each frame has its piece's weight, scaled to mean 1 over all frames."""
     rows = first[segments][:, None] + np.arange(length)  # (n, T)
     per_frame = np.zeros(total)
     np.add.at(per_frame, rows, np.repeat(weights, length // weights.shape[1], axis=1))

@@ -5,15 +5,21 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gymnasium as gym
 import imageio_ffmpeg
+import minari
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
+from minari.data_collector.episode_buffer import EpisodeBuffer
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "data_gen"), str(ROOT / "benchmark")]
+import export_weights
 import import_lerobot
+import import_minari
 import segments
 
 CAMERA, FPS, LENGTHS = "observation.images.front", 10, (20, 5, 33, 16, 25)  # frames of each episode
@@ -180,7 +186,11 @@ def shorten_video(root: Path) -> None:
         (drop_feature("observation.state"), {}, "no feature observation.state; choose --observations"),
         (drop_feature(CAMERA), {}, "no video feature"),
         (drop_column, {}, "cannot read index, observation.state, action"),
-        (lambda root: (root / "data/chunk-000/file-000.parquet").write_bytes(b"x"), {}, "file-000.parquet: cannot read"),
+        (
+            lambda root: (root / "data/chunk-000/file-000.parquet").write_bytes(b"x"),
+            {},
+            "file-000.parquet: cannot read",
+        ),
         (damage_info(total_frames=98), {}, "not numbered 0 to 97"),
         (lambda root: None, dict(segment_length=40), "no episode has 40 steps; choose --segment-length up to 33"),
         (lambda root: None, dict(segments=12), "hold 11 segments of 8 steps; choose --segments up to 11"),
@@ -194,3 +204,125 @@ def test_a_bad_lerobot_data_set_gets_one_line(robot, damage, flags, message):
         import_robot(robot, **flags)
     assert str(stop.value).startswith("error: ") and message in str(stop.value) and "\n" not in str(stop.value)
     assert not list(robot.parent.glob("labels/*/*.npz"))
+
+
+# ---- Minari ----
+
+
+def make_minari(folder: Path, monkeypatch, data_format: str = "arrow", seeds: bool = True, steps: int = 30) -> str:
+    """Three episodes of random actions, recorded with Minari itself."""
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(folder / "minari"))
+    env, buffers = gym.make("Pusher-v5", max_episode_steps=steps), []  # actions in [-2, 2]
+    for seed in range(3):
+        env.action_space.seed(seed)
+        (obs, _), ended = env.reset(seed=seed), False
+        episode = EpisodeBuffer(id=seed, seed=seed if seeds else None, observations=[obs], actions=[])
+        while not ended:
+            action = env.action_space.sample()
+            obs, reward, terminated, truncated, _ = env.step(action)
+            ended = terminated or truncated
+            episode.observations.append(obs), episode.actions.append(action)
+            episode.rewards.append(float(reward))
+            episode.terminations.append(terminated), episode.truncations.append(truncated)
+        buffers.append(episode)
+    minari.create_dataset_from_buffers("pusher/random-v0", buffers, env=env, data_format=data_format)
+    return "pusher/random-v0"
+
+
+@pytest.mark.parametrize("data_format", ["arrow", "hdf5"])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_minari_segments_are_labelled_by_return(tmp_path, monkeypatch, data_format):
+    if data_format == "hdf5":
+        pytest.importorskip("h5py")
+    name = make_minari(tmp_path, monkeypatch, data_format)
+    import_minari.main(import_minari.Args(name, segment_length=7, segments=10, labels_dir=str(tmp_path)))
+    data = np.load(tmp_path / "pusher-random-v0" / "pairs.npz", allow_pickle=False)
+    meta = json.loads(str(data["meta"]))
+    episodes = list(minari.load_dataset(name).iterate_episodes())
+    obs, act = (np.concatenate([getattr(e, key)[: len(e)] for e in episodes]) for key in ("observations", "actions"))
+    reward = np.concatenate([e.rewards for e in episodes])
+    rows = np.array(meta["frames"]["first"])[:, None] + np.arange(7)
+    assert meta["frames"]["total"] == len(act) and len(set(rows.ravel())) == 70
+    assert data["obs"] == pytest.approx(obs[rows], abs=1e-6)  # as they are: --env-id gives the same
+    assert data["act"] == pytest.approx(act[rows] / 2, abs=1e-6)
+    assert meta["scale"] == dict(act_low=[-2.0] * 7, act_high=[2.0] * 7)
+    better, worse = reward[rows].sum(axis=1)[data["prefs"]].T
+    assert (better >= worse).all() and sorted(data["prefs"].ravel()) == list(range(10))
+
+
+def test_minari_spaces_are_flattened_as_gymnasium_does():
+    box = gym.spaces.Box(-1, 1, (2, 3))
+    space = gym.spaces.Dict(z=box, a=gym.spaces.Tuple((box, gym.spaces.Box(0, 1, (1,)))))
+    space.seed(0)
+    elements = [space.sample() for _ in range(5)]
+    stacked = dict(
+        z=np.stack([e["z"] for e in elements]), a=tuple(np.stack([e["a"][i] for e in elements]) for i in (0, 1))
+    )
+    expected = np.stack([gym.spaces.flatten(space, element) for element in elements])
+    assert import_minari.flatten(space, stacked) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("flags", "seeds", "message"),
+    [
+        (dict(dataset="nothing/there-v0"), True, "no such Minari data set on disk"),
+        (dict(segment_length=31), True, "no episode has 31 steps; choose --segment-length up to 30"),
+        (dict(segment_length=7, segments=13), True, "hold 12 segments of 7 steps"),
+        (dict(segment_length=7, segments=4, render=True), False, "has no seed"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_bad_minari_data_set_gets_one_line(tmp_path, monkeypatch, flags, seeds, message):
+    name = make_minari(tmp_path, monkeypatch, seeds=seeds)
+    with pytest.raises(SystemExit) as stop:
+        import_minari.main(import_minari.Args(**dict(dataset=name, labels_dir=str(tmp_path)) | flags))
+    assert str(stop.value).startswith("error: ") and message in str(stop.value) and "\n" not in str(stop.value)
+    assert not list(tmp_path.glob("*/pairs.npz"))
+
+
+# ---- weights out ----
+
+
+def write_run(folder: Path, data: Path, weights: list[float], chosen: list[int]) -> str:
+    folder.mkdir()
+    model = dict(format_version=1, args=dict(data=str(data)), policy={})
+    model |= dict(weights=torch.tensor(weights, dtype=torch.float64), segments=torch.tensor(chosen))
+    torch.save(model, folder / "model.pt")
+    return str(folder)
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_the_weight_of_a_frame_is_its_piece_of_a_segments(robot, tmp_path, pieces):
+    data = import_robot(robot)
+    first = json.loads(str(np.load(data)["meta"]))["frames"]["first"]
+    weights = np.random.default_rng(0).dirichlet(np.ones(6 * pieces))
+    chosen = [4, 5, 0, 1, 7, 6]  # pair 2, 3 was not chosen
+    run = write_run(tmp_path / "run", data, weights.tolist(), chosen)
+    export_weights.main(export_weights.Args(run))
+    table = pq.read_table(tmp_path / "run" / "sample_weights.parquet").to_pydict()
+    assert list(table) == ["index", "weight"] and table["index"] == list(range(sum(LENGTHS)))
+    expected = np.zeros(sum(LENGTHS))
+    for row, segment in enumerate(chosen):
+        for t in range(8):
+            expected[first[segment] + t] = weights[row * pieces + t * pieces // 8]
+    assert table["weight"] == pytest.approx(expected / expected.sum() * sum(LENGTHS)) and expected.any()
+    assert np.mean(table["weight"]) == pytest.approx(1)
+
+
+def test_bad_runs_get_one_line(robot, tmp_path):
+    data = import_robot(robot)
+    run = write_run(tmp_path / "run", data, [0.5, 0.5], [0, 99])
+    bare = tmp_path / "bare.npz"
+    np.savez(bare, obs=np.zeros((2, 3, 1)), meta=json.dumps({"task": "towel"}))
+    (tmp_path / "bc").mkdir()
+    torch.save(dict(args=dict(data=str(data)), policy={}), tmp_path / "bc" / "model.pt")
+    for args, message in (
+        (dict(run=str(tmp_path)), "not a finished run's model"),
+        (dict(run=str(tmp_path / "bc")), "holds no segment weights"),
+        (dict(run=run), "is not the file of this run"),
+        (dict(run=run, data=str(bare)), "its meta has no frame numbers"),
+        (dict(run=run, data="nowhere.npz"), "cannot be read"),
+    ):
+        with pytest.raises(SystemExit, match="error: ") as stop:
+            export_weights.main(export_weights.Args(**args))
+        assert message in str(stop.value)
