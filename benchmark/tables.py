@@ -1,206 +1,422 @@
-"""Tables of results in the paper's layout, the paper's figure beside ours, as Markdown and CSV.
+"""The paper's tables from collected results, its figures beside ours: docs/results.md and benchmark/results/tables.csv.
 
-    python benchmark/tables.py --results benchmark/results/quick --markdown table.md --csv table.csv
+    python benchmark/tables.py
 
-Statistic: smooth each seed's curve over 8 adjacent evaluations, average over seeds, take the peak of that mean curve;
-+- 2 standard errors over seeds (standard deviation with n - 1) at the peak. Success in % on Meta-World, episodic return
-on locomotion tasks and wherever an environment knows no success.
+A figure: smooth each seed's curve over 8 adjacent evaluations, average over seeds, take the peak of that mean curve; +-
+2 standard errors over seeds (standard deviation with n - 1) there. Beside it the mean of the last 8 evaluations, and
+the interquartile mean over tasks and seeds with a 95 % interval of a bootstrap that draws seeds within tasks.
 """
 
 import csv
-import json
+import io
 import sys
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import tyro
+from scipy import stats
 
-PAPER = Path(__file__).resolve().parent / "paper_results.csv"
-METHODS = {
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "benchmark"), str(ROOT / "data_gen")]
+import paper
+import sweep
+
+NAMES = {
     "bc": "BC", "p_iql": "P-IQL", "cpl": "CPL", "cpl_kl": "CPL+KL", "preference_transformer": "Pref Trans.",
-    "ipl": "IPL", "dppo": "DPPO", "paws_transformer_state": "State (Trans.)", "paws_mlp_state": "State (MLP)",
-    "paws_transformer": "PAWS (Trans.)", "paws_mlp": "PAWS (MLP)",
+    "ipl": "IPL", "dppo": "DPPO", "dppo_defaults": "DPPO (code's defaults)", "bc_preferred": "BC (preferred)",
+    "paws_transformer": "PAWS (Trans.)", "paws_mlp": "PAWS (MLP)", "paws_transformer_chi2": "PAWS-χ² (Trans.)",
+    "paws_mlp_chi2": "PAWS-χ² (MLP)", "paws_transformer_state": "State (Trans., step alone)",
+    "paws_transformer_state_context": "State (Trans., in context)", "paws_mlp_state": "State (MLP)",
+    "bc_best": "*BC (best policy's segments)*", "paws_oracle": "*PAWS (oracle's advantages)*",
+    "data_best": "*best data policy*",
 }  # fmt: skip
-LOCOMOTION = ("ant", "half-cheetah", "hopper", "walker2d")
+ORACLES = ("bc_best", "paws_oracle", "data_best")  # know what no method may know
 WINDOW = 8
 
 
 @dataclass
 class Args:
-    results: str = "benchmark/results/quick"
-    """folder with result files (of benchmark/sweep.py, or run directories)"""
-    seeds: tuple[int, ...] = ()
-    """only these seeds [all there are]"""
-    markdown: str | None = None
-    """write the table there too"""
-    csv: str | None = None
-    """write the figures there"""
+    results: str = "benchmark/results"  # folder with a folder of collected results for each preset
+    markdown: str = "docs/results.md"  # page to write; its part between "<!-- notes -->" and "<!-- end -->" stays
+    csv: str = "benchmark/results/tables.csv"  # every figure in one row
+    mixed: bool = False  # allow a table of results of several commits
+
+
+# ---- statistics ----
+def smooth(curves: np.ndarray) -> np.ndarray:
+    """Mean of 8 adjacent evaluations. (seeds, evaluations) -> (seeds, evaluations - 7)"""
+    window = min(WINDOW, curves.shape[1])
+    return np.lib.stride_tricks.sliding_window_view(curves, window, axis=1).mean(-1)
+
+
+def two_standard_errors(values: np.ndarray) -> float:
+    """NaN for a single seed."""
+    return float(2 * values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
+
+
+def interquartile_mean(scores: list[np.ndarray]) -> float:
+    return float(stats.trim_mean(np.concatenate(scores), 0.25))
+
+
+def bootstrap_interval(scores: list[np.ndarray], draws: int = 2000) -> tuple[float, float]:
+    """95 % interval of the interquartile mean; `scores`: one array over seeds for each task, resampled one by one."""
+    rng = np.random.default_rng(0)
+    drawn = np.concatenate([s[rng.integers(len(s), size=(draws, len(s)))] for s in scores], axis=1)  # (draws, runs)
+    low, high = np.quantile(stats.trim_mean(drawn, 0.25, axis=1), (0.025, 0.975))
+    return float(low), float(high)
 
 
 @dataclass
-class Cell:
+class Figure:
+    """What the seeds of one cell come to."""
+
     mean: float
-    two_se: float  # NaN for a single seed
-    peak_step: int = 0
-    seeds: int = 0
-    steps: int = 0
-    seconds: float = float("nan")
+    two_se: float = float("nan")
+    last: float = float("nan")  # mean of the last 8 evaluations
+    last_two_se: float = float("nan")
+    scores: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (seeds,) whose mean is `mean`
+    runs: list[dict] = field(default_factory=list)
 
-    def __str__(self) -> str:
-        return f"{self.mean:.0f}" if np.isnan(self.two_se) else f"{self.mean:.0f}±{self.two_se:.0f}"
-
-
-def peak_of_mean(curves: np.ndarray) -> tuple[float, float, int]:
-    """(seeds, evaluations) -> peak of the seeds' smoothed mean curve, 2 SE there, index of its last evaluation."""
-    window = min(WINDOW, curves.shape[1])
-    smooth = np.lib.stride_tricks.sliding_window_view(curves, window, axis=1).mean(-1)  # (seeds, evaluations - 7)
-    best = int(smooth.mean(0).argmax())
-    at_peak = smooth[:, best]
-    two_se = 2 * at_peak.std(ddof=1) / np.sqrt(len(at_peak)) if len(at_peak) > 1 else np.nan
-    return float(at_peak.mean()), float(two_se), best + window - 1
+    def text(self, digits: int = 0) -> str:
+        spread = "" if np.isnan(self.two_se) else f"±{self.two_se:.{digits}f}"
+        return f"{self.mean:.{digits}f}{spread}"
 
 
-def load_results(folder: Path, seeds: tuple[int, ...] = ()) -> list[dict]:
-    found = []
-    for path in sorted(folder.rglob("*.json")):
-        result = json.loads(path.read_text())
-        if isinstance(result, dict) and result.get("curve") and (not seeds or result["seed"] in seeds):
-            found.append({**result, "path": str(path)})
-    if not found:
-        sys.exit(f"error: {folder}: no result files with evaluations; run benchmark/sweep.py first")
-    return found
+def curve_of(run: dict) -> list[float | None]:
+    """Success in % on Meta-World, returns elsewhere."""
+    column, scale = (1, 100) if run["task"] in paper.METAWORLD else (2, 1)
+    return [None if row[column] is None else scale * row[column] for row in run["curve"]]
 
 
-def metric_of(task: str, results: list[dict]) -> str:
-    no_success = any(row[1] is None for r in results if r["task"] == task for row in r["curve"])
-    return "return" if task in LOCOMOTION or no_success else "success"
+def figure_of(runs: list[dict]) -> Figure:
+    names = ", ".join(run["path"] for run in runs)
+    if len({tuple(row[0] for row in run["curve"]) for run in runs}) > 1:
+        sys.exit(f"error: seeds evaluated at different updates: {names}; remove one")
+    if len({run["seed"] for run in runs}) < len(runs):
+        sys.exit(f"error: two runs of one seed: {names}; remove one")
+    smoothed = smooth(np.array([curve_of(run) for run in runs], float))
+    scores, last = smoothed[:, smoothed.mean(0).argmax()], smoothed[:, -1]
+    spreads = two_standard_errors(scores), two_standard_errors(last)
+    return Figure(float(scores.mean()), spreads[0], float(last.mean()), spreads[1], scores, runs)
 
 
-def our_cells(results: list[dict]) -> dict[tuple[str, str, int], Cell]:
-    """(task, method, n_pref) -> our figure over all seeds found."""
+def mean_over_tasks(figures: list[Figure | None]) -> Figure | None:
+    """None unless every task has a figure. The tasks' errors are independent."""
+    if not figures or None in figures:
+        return None
+    two_se, last_two_se = (
+        float(np.sqrt(np.square([getattr(f, key) for f in figures]).sum()) / len(figures))
+        for key in ("two_se", "last_two_se")
+    )
+    mean, last = (float(np.mean([getattr(f, key) for f in figures])) for key in ("mean", "last"))
+    return Figure(mean, two_se, last, last_two_se, runs=[run for f in figures for run in f.runs])
+
+
+# ---- results ----
+def load_results(folder: Path) -> list[dict]:
+    """Evaluated runs with the preset's own flags."""
+    found = [{**sweep.read_json(path), "path": str(path)} for path in sorted(folder.glob("*.json"))]
+    return [run for run in found if run.get("curve") and not run["flags"] and curve_of(run)[0] is not None]
+
+
+def figures_of(results: list[dict]) -> dict[tuple, Figure]:
+    """(method with its options, task, n_pref, data) -> figure; data: "", "length16" or "human", one labeler a seed."""
     groups = defaultdict(list)
-    for result in results:
-        groups[result["task"], result["algorithm"], result["n_pref"]].append(result)
-    cells = {}
-    for key, runs in groups.items():
-        if len({r["seed"] for r in runs}) < len(runs):
-            sys.exit(f"error: two runs of one seed: {', '.join(r['path'] for r in runs)}; remove one")
-        steps = [[row[0] for row in r["curve"]] for r in runs]
-        if any(s != steps[0] for s in steps):
-            sys.exit(f"error: seeds evaluated at different updates: {', '.join(r['path'] for r in runs)}")
-        column, scale = (1, 100) if metric_of(key[0], results) == "success" else (2, 1)
-        curves = scale * np.array([[row[column] for row in r["curve"]] for r in runs], float)
-        mean, two_se, last = peak_of_mean(curves)
-        seconds = float(np.mean([r["seconds"]["total"] for r in runs]))
-        cells[key] = Cell(mean, two_se, steps[0][last], len(runs), runs[0]["steps"], seconds)
-    return cells
+    for run in results:
+        data = run["data"] if not run["data"] or run["data"].startswith("length") else "human"
+        name = sweep.Cell(run["method"], "", 0, 0, tuple(run["options"].items())).exp_name
+        groups[name, run["task"], run["n_pref"], data].append(run)
+    return {key: figure_of(runs) for key, runs in groups.items()}
 
 
-def paper_cells() -> dict[tuple[str, str, int], Cell]:
-    with open(PAPER, newline="") as file:
-        rows = list(csv.DictReader(file))
-    return {(r["task"], r["method"], int(r["n_pref"])): Cell(float(r["mean"]), float(r["two_se"])) for r in rows}
+def add_best_data_policy(figures: dict[tuple, Figure]) -> None:
+    for task in (*paper.METAWORLD, *paper.LOCOMOTION):
+        policies = sweep.read_json(ROOT / "data" / "policies" / task / "policies.json").get("policies")
+        if policies:
+            best = policies[-1]
+            value = best["return"] if best["success"] is None else 100 * best["success"]
+            for n in (50, 500):
+                figures["data_best", task, n, ""] = Figure(value, last=value)
 
 
-def means(cells: dict, tasks: list[str], columns: list) -> list[float | None]:
-    """Average over tasks of each (method, n_pref), where every task has a figure."""
-    found = [[cells.get((task, *column)) for task in tasks] for column in columns]
-    return [None if None in column else float(np.mean([cell.mean for cell in column])) for column in found]
+# ---- tables ----
+def provenance(title: str, command: str, used: list[Figure | None], mixed: bool) -> str:
+    """Which command, preset, seeds, commit, machine made a table; ends if that is more than one commit."""
+    runs = [run for figure in used if figure for run in figure.runs]
+    if not runs:
+        return f"No runs yet. To make it: `{command}`."
+    found = {key: sorted({str(run[key]) for run in runs}) for key in ("preset", "commit", "machine")}
+    if len(found["commit"]) > 1 and not mixed:
+        examples = ", ".join(next(run["path"] for run in runs if str(run["commit"]) == c) for c in found["commit"])
+        sys.exit(f"error: {title}: results of {len(found['commit'])} commits ({examples}): remove some, or use --mixed")
+    seeds = sorted({len(figure.scores) for figure in used if figure and len(figure.scores)})
+    count = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    preset, commits, machines = (", ".join(found[key]) for key in ("preset", "commit", "machine"))
+    text = f"`{command}`; preset {preset}; seeds per figure: {count}; commit {commits}; {machines}."
+    return text + (" Of several commits." if len(found["commit"]) > 1 else "")
 
 
-def table_of_one_task(title: str, task: str, ours: dict, paper: dict) -> str:
-    """A method in each row, a number of preferences in each column."""
-    names, budgets = methods_in(ours, [task]), sorted({n for t, _, n in ours if t == task})
-    lines = [f"**{title} on {task}: ours ± 2 SE (paper), seeds**", ""]
-    lines += ["| method | " + " | ".join(f"{n} preferences | seeds" for n in budgets) + " |"]
-    lines += ["|---" * (2 * len(budgets) + 1) + "|"]
-    for method in names:
-        cells = []
-        for n in budgets:
-            mine, theirs = ours.get((task, method, n)), paper.get((task, method, n))
-            cells += [("–" if mine is None else f"{mine}") + ("" if theirs is None else f" ({theirs})")]
-            cells += ["" if mine is None else f"{mine.seeds}"]
-        lines.append(f"| {METHODS.get(method, method)} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+def row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
-def methods_in(ours: dict, tasks: list[str]) -> list[str]:
-    """In the paper's order, others behind."""
-    present = {method for task, method, _ in ours if task in tasks}
-    return [m for m in METHODS if m in present] + sorted(present - set(METHODS))
+def cell(ours: Figure | None, theirs: float | tuple | None, best: bool = False, digits: int = 0) -> str:
+    text = "–" if ours is None else f"**{ours.text(digits)}**" if best else ours.text(digits)
+    if theirs is None:
+        return text
+    return f"{text} ({Figure(*theirs).text(digits) if isinstance(theirs, tuple) else f'{theirs:.{digits}f}'})"
 
 
-def markdown_table(title: str, tasks: list[str], ours: dict, paper: dict, averages: bool) -> str:
-    if len(tasks) == 1:
-        return table_of_one_task(title, tasks[0], ours, paper)
-    present = {key[1:] for key in ours if key[0] in tasks}
-    names = methods_in(ours, tasks)
-    columns = [(m, n) for m in names for n in sorted({n for method, n in present if method == m})]
-    lines = [f"**{title}: ours ± 2 SE (paper)**", ""]
-    lines.append("| Task | " + " | ".join(f"{METHODS.get(m, m)} {n}" for m, n in columns) + " |")
-    lines.append("|---" * (len(columns) + 1) + "|")
-
-    def row(name, mine, theirs):
-        both = [("–" if a is None else a) + ("" if b is None else f" ({b})") for a, b in zip(mine, theirs, strict=True)]
-        lines.append(f"| {name} | " + " | ".join(both) + " |")
-
-    def text(values, form):
-        return [None if value is None else form.format(value) for value in values]
-
+def task_table(title, command, figures, tasks, columns, mixed, data="", published=paper.FIGURES) -> str:
+    """A task in each row, a (method, n_pref) in each column: ours (the paper's); averages below, for success."""
+    budgets = {n for _, n in columns}
+    heads = [NAMES.get(m, m) + (f" {n}" if len(budgets) > 1 else "") for m, n in columns]
+    lines = [f"### {title}", "", row(["Task", *heads]), "|---" * (len(columns) + 1) + "|"]
+    used = {(m, n, task): figures.get((m, task, n, data)) for m, n in columns for task in tasks}
     for task in tasks:
-        row(
-            task.replace("-", " ").title(),
-            *([str(cells[task, *c]) if (task, *c) in cells else None for c in columns] for cells in (ours, paper)),
-        )  # fmt: skip
-    if averages:
-        both = [means(cells, tasks, columns) for cells in (ours, paper)]
-        row("Avg. over tasks", *(text(values, "{:.1f}") for values in both))
-        gains = []
-        for values in both:
-            bc = {n: value for (m, n), value in zip(columns, values, strict=True) if m == "bc"}
-            pairs = [(value, bc.get(n)) for (_, n), value in zip(columns, values, strict=True)]
-            gains.append([None if v is None or not b else 100 * (v / b - 1) for v, b in pairs])
-        row("Improvement over BC (%)", *(text(values, "{:.1f}") for values in gains))
+        best = {}
+        for n in budgets:
+            compared = [used[m, k, task] for m, k in columns if k == n and m not in ORACLES]
+            best[n] = max((round(f.mean) for f in compared if f), default=None)
+        cells = []
+        for m, n in columns:
+            ours = used[m, n, task]
+            bold = ours is not None and m not in ORACLES and round(ours.mean) == best[n]
+            cells.append(cell(ours, published.get((task, m, n)), bold))
+        lines.append(row([task.replace("-", " ").title(), *cells]))
+    if set(tasks) <= set(paper.METAWORLD):
+        lines += averages(used, tasks, columns, published)
+    return "\n".join([*lines, "", provenance(title, command, list(used.values()), mixed)])
+
+
+def averages(used: dict, tasks, columns, published) -> list[str]:
+    """Rows over all tasks: mean, gain over BC, mean of the last evaluations, interquartile mean."""
+    ours = {column: mean_over_tasks([used[*column, task] for task in tasks]) for column in columns}
+    theirs = {}
+    for m, n in columns:
+        values = [published.get((task, m, n)) for task in tasks]
+        theirs[m, n] = None if None in values else float(np.mean([mean for mean, _ in values]))
+    compared = [column for column in columns if column[0] not in ORACLES]
+    best = {n: max((ours[c].mean for c in compared if c[1] == n and ours[c]), default=None) for _, n in columns}
+    rows = {"Avg. over tasks": [], "Improvement over BC (%)": [], "Avg. of last 8": [], "IQM [95 %]": []}
+    for column in columns:
+        figure, n = ours[column], column[1]
+        bold = column in compared and figure is not None and figure.mean == best[n]
+        rows["Avg. over tasks"].append(cell(figure, theirs[column], bold, digits=1))
+        bc = ours.get(("bc", n)), theirs.get(("bc", n))
+        gain = Figure(100 * (figure.mean / bc[0].mean - 1)) if figure and bc[0] and bc[0].mean else None
+        gain_theirs = 100 * (theirs[column] / bc[1] - 1) if theirs[column] and bc[1] else None
+        rows["Improvement over BC (%)"].append(cell(gain, gain_theirs, digits=1))
+        rows["Avg. of last 8"].append(cell(Figure(figure.last, figure.last_two_se) if figure else None, None, digits=1))
+        scores = [used[*column, task].scores for task in tasks if used[*column, task]]
+        if len(scores) < len(tasks) or not all(map(len, scores)):
+            rows["IQM [95 %]"].append("–")
+        elif min(map(len, scores)) < 2:  # nothing to resample
+            rows["IQM [95 %]"].append(f"{interquartile_mean(scores):.1f}")
+        else:
+            low, high = bootstrap_interval(scores)
+            rows["IQM [95 %]"].append(f"{interquartile_mean(scores):.1f} [{low:.1f}, {high:.1f}]")
+    if not any(column[0] == "bc" for column in columns):
+        del rows["Improvement over BC (%)"]
+    return [row([name, *cells]) for name, cells in rows.items()]
+
+
+def setting_table(title, command, figures, tasks, heads, rows, mixed) -> str:
+    """Means over tasks. `rows`: label -> for each column (method with options, n_pref, data, the paper's or None)."""
+    lines, used = [f"### {title}", "", row(heads), "|---" * len(heads) + "|"], []
+    for label, keys in rows.items():
+        cells = []
+        for method, n, data, theirs in keys:
+            found = [figures.get((method, task, n, data)) for task in tasks]
+            used += found
+            cells.append(cell(mean_over_tasks(found), theirs, digits=1))
+        lines.append(row([label, *cells]))
+    return "\n".join([*lines, "", provenance(title, command, used, mixed)])
+
+
+def spearman_table(path: Path) -> str:
+    """Of spearman.csv, which benchmark/spearman.py writes."""
+    values = defaultdict(list)
+    if path.exists():
+        with open(path, newline="") as file:
+            for line in csv.DictReader(file):
+                values[line["method"], line["task"]].append(float(line["correlation"]))
+    title = "Spearman: rank correlation of policy and expert log-likelihoods within segments, 500 preferences"
+    heads = ["Update", *(task.replace("-", " ").title() for task in paper.METAWORLD), "Mean"]
+    lines = [f"### {title}", "", row(heads), "|---" * len(heads) + "|"]
+    for method in ("paws_transformer_state", "paws_transformer", "paws_mlp_state", "paws_mlp"):
+        means = [np.mean(values[method, task]) if values[method, task] else np.nan for task in paper.METAWORLD]
+        theirs = paper.SPEARMAN.get(method)
+        pairs = zip([*means, np.mean(means)], [*theirs, np.mean(theirs)] if theirs else [None] * 11, strict=True)
+        cells = [cell(None if np.isnan(ours) else Figure(float(ours)), other, digits=2) for ours, other in pairs]
+        lines.append(row([NAMES[method], *cells]))
+    return "\n".join([*lines, "", "`python benchmark/spearman.py`, from the runs of `sweep.py --study state`."])
+
+
+def cost_table(results: list[dict]) -> str:
+    """Mean seconds of a run, and what the paper's grid would take."""
+    parts = ("utility", "policy", "evaluation", "total")
+    lines = ["### Seconds of one thread for a run", "", row(["Method", *parts, "runs"]), "|---" * 6 + "|"]
+    mean = {}
+    for method in NAMES:
+        runs = [run for run in results if run["method"] == method]
+        if runs:
+            mean[method] = np.mean([[run["seconds"].get(part) or 0 for part in parts] for run in runs], axis=0)
+            lines.append(row([NAMES[method], *(f"{value:.0f}" for value in mean[method]), str(len(runs))]))
+    if set(paper.METHODS) <= set(mean):
+        hours = sum(mean[method][-1] for method in paper.METHODS) * 14 * 2 * 10 / 3600
+        lines += ["", f"The paper's grid (14 tasks, 9 methods, 2 budgets, 10 seeds: 2,520 runs): {hours:.0f} hours."]
     return "\n".join(lines)
 
 
-def main(args: Args) -> str:
-    results, paper, parts, rows = load_results(Path(args.results), args.seeds), paper_cells(), [], []
-    for preset in sorted({r.get("preset") or "unknown" for r in results}):
-        mine = [r for r in results if (r.get("preset") or "unknown") == preset]
-        ours = our_cells(mine)
-        order = list(dict.fromkeys(key[0] for key in paper))
-        tasks = sorted({key[0] for key in ours}, key=lambda t: (order.index(t) if t in order else len(order), t))
-        for title, metric in (("Success (%)", "success"), ("Episodic return", "return")):
-            chosen = [task for task in tasks if metric_of(task, mine) == metric]
-            if chosen:
-                averages = metric == "success" and len(chosen) > 1
-                parts.append(markdown_table(title, chosen, ours, paper, averages))
-            for (task, method, n), cell in sorted(ours.items()):
-                if task in chosen:
-                    theirs = paper.get((task, method, n), Cell(float("nan"), float("nan")))
-                    figures = [cell.mean, cell.two_se, theirs.mean, theirs.two_se]
-                    figures = ["" if np.isnan(x) else round(x, 2) for x in figures]
-                    extra = [cell.seeds, cell.steps, cell.peak_step, round(cell.seconds, 1)]
-                    rows.append([preset, task, method, n, metric, *figures, *extra])
-        counts = sorted({cell.seeds for cell in ours.values()})
-        commits, machines = (", ".join(sorted({str(r.get(key)) for r in mine})) for key in ("git", "machine"))
-        parts.append(
-            f"Preset {preset}; seeds per figure: {', '.join(map(str, counts))} (the paper: 10); commit {commits}; "
-            f"machine {machines}. Peak of the seeds' mean curve, smoothed over {WINDOW} evaluations."
+def preset_sections(preset: str, results: list[dict], folder: Path, mixed: bool) -> list[str]:
+    figures = figures_of(results)
+    add_best_data_policy(figures)
+    run = f"python benchmark/sweep.py --preset {preset}"
+    both, methods = (500, 50), [m for m in sweep.COMPARED if m not in ORACLES]
+    locomotion = f"{run} --tasks {' '.join(paper.LOCOMOTION)}"
+    sections = [f"## Preset {preset}"]
+    for n in both:
+        columns = [(m, n) for m in (*methods, *ORACLES)]
+        sections.append(
+            task_table(f"Meta-World, {n} preferences: success (%)", run, figures, paper.METAWORLD, columns, mixed)
         )
-    page = "\n\n".join(parts)
-    if args.markdown:
-        Path(args.markdown).write_text(page + "\n")
-    if args.csv:
-        with open(args.csv, "w", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            header = "preset task method n_pref metric ours ours_2se paper paper_2se seeds steps peak_step seconds"
-            writer.writerows([header.split(), *rows])
-    return page
+    for n in both:
+        columns = [(m, n) for m in (*methods, *ORACLES)]
+        title = f"Locomotion, {n} preferences: episodic return"
+        sections.append(task_table(title, locomotion, figures, paper.LOCOMOTION, columns, mixed))
+    names = ("paws_mlp", "paws_transformer", *(m for m in NAMES if m.startswith("paws") and "state" in m))
+    for n in both:
+        title = f"Segment against state update, {n} preferences: success (%)"
+        columns = [(m, n) for m in names]
+        sections.append(task_table(title, f"{run} --study state", figures, paper.METAWORLD, columns, mixed))
+    sections.append(
+        setting_table(
+            "Shorter pieces of segments in the update, Transformer, 500 preferences: success (%), mean of Meta-World",
+            f"{run} --study update-segment-length", figures, paper.METAWORLD, ["Steps", "Success"],
+            {
+                str(k): [("paws_transformer" + ("" if k == 64 else f"_update-segment-length-{k}"), 500, "", theirs)]
+                for k, theirs in paper.UPDATE_SEGMENT_LENGTH.items()
+            },
+            mixed,
+        )
+    )  # fmt: skip
+    sections.append(
+        setting_table(
+            "Segment length, the same number of steps in all pairs: success (%), mean of Meta-World",
+            f"{run} --study segment-length", figures, paper.METAWORLD, ["Steps", "PAWS (MLP)", "State (MLP)"],
+            {
+                str(k): [(m, 640_000 // k, f"length{k}", None) for m in ("paws_mlp", "paws_mlp_state")]
+                for k in sweep.LENGTHS
+            },
+            mixed,
+        )
+    )  # fmt: skip
+
+    def shares(values, prefix="paws_mlp_n-eff-", label="{:.0%}"):
+        names = {s: "paws_mlp" if (s, prefix) == (0.1, "paws_mlp_n-eff-") else f"{prefix}{s}" for s in values}
+        return {label.format(s): [(name, n, "", None) for n in (50, 500)] for s, name in names.items()}
+
+    heads = ["n_eff", "50 preferences", "500 preferences"]
+    sections.append(
+        setting_table(
+            f"Effective samples, MLP: success (%), mean of {', '.join(sweep.N_EFF_TASKS)}",
+            f"{run} --study n-eff", figures, sweep.N_EFF_TASKS, heads,
+            {**shares(sweep.SHARES), "BC": [("bc", n, "", None) for n in (50, 500)]}, mixed,
+        )
+    )  # fmt: skip
+    others = ("bc", "bc_preferred", "bc_best", "paws_oracle", "data_best")
+    sections.append(
+        setting_table(
+            f"Shape of the weights, MLP: success (%), mean of {', '.join(sweep.WEIGHTS_TASKS)}",
+            f"{run} --study weights", figures, sweep.WEIGHTS_TASKS, ["Weights", *heads[1:]],
+            {
+                **shares((0.1, 0.2, 0.3, 0.5), label="exponential (KL), n_eff {:.0%}"),
+                **shares((0.1, 0.2, 0.3, 0.5), "paws_mlp_trust-region-chi2_n-eff-", "linear (χ²), n_eff {:.0%}"),
+                **{NAMES[m]: [(m, n, "", None) for n in (50, 500)] for m in others},
+            },
+            mixed,
+        )
+    )  # fmt: skip
+    sections.append(spearman_table(folder / "spearman.csv"))
+    columns = [(m, n) for n in both for m in ("dppo", "dppo_defaults")]
+    for name, tasks, command in (("success (%)", paper.METAWORLD, run), ("return", paper.LOCOMOTION, locomotion)):
+        sections.append(task_table(f"DPPO: {name}", command, figures, tasks, columns, mixed))
+    columns = [(m, 50) for m in paper.METHODS if m != "dppo"]
+    title, command = "Human labels, 50 comparisons of each labeler: success (%)", f"{run} --study human"
+    sections.append(task_table(title, command, figures, sweep.HUMAN_TASKS, columns, mixed, "human", paper.HUMAN))
+    sections.append(cost_table(results))
+    return sections
+
+
+def data_quality() -> str:
+    import data_card
+
+    parts = ["## Data quality", "Training step in thousands, return and success of the four policies of each task."]
+    parts += [data_card.table([t for t in tasks if (ROOT / "data" / f"{t}.npz").exists()]) for tasks in
+              (paper.METAWORLD, paper.LOCOMOTION)]  # fmt: skip
+    return "\n\n".join([*parts, "`python data_gen/data_card.py`"])
+
+
+def csv_text(presets: dict[str, list[dict]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    head = "preset method task n_pref data metric peak peak_2se last8 last8_2se paper paper_2se seeds seconds commit"
+    writer.writerow(head.split())
+    for preset, results in presets.items():
+        for (method, task, n, data), figure in sorted(figures_of(results).items()):
+            theirs = (paper.HUMAN if data == "human" else {} if data else paper.FIGURES).get(
+                (task, method, n), ("", "")
+            )
+            ours = [figure.mean, figure.two_se, figure.last, figure.last_two_se]
+            numbers = ["" if np.isnan(value) else round(value, 2) for value in ours]
+            seconds = round(float(np.mean([run["seconds"]["total"] for run in figure.runs])), 1)
+            commits = " ".join(sorted({str(run["commit"]) for run in figure.runs}))
+            metric = "success" if task in paper.METAWORLD else "return"
+            writer.writerow(
+                [preset, method, task, n, data, metric, *numbers, *theirs, len(figure.runs), seconds, commits]
+            )
+    return text.getvalue()
+
+
+INTRODUCTION = """# Results
+
+This page is made by `python benchmark/tables.py` from the files of `benchmark/results/`, which `benchmark/sweep.py`
+collects. Only the part under *Notes* is written by hand.
+
+A figure is ours ± 2 standard errors over seeds, and in brackets the paper's. Ours: each seed's curve smoothed over 8
+evaluations of 25 episodes, averaged over seeds; the figure is the peak of that mean curve, as in the paper. A peak is
+optimistic, so the mean of the last 8 evaluations stands below, and the interquartile mean (IQM) of the same figures
+over tasks and seeds with a bootstrap interval that resamples seeds within tasks. Bold: the best of each row and budget.
+Columns in italics are oracles, which tell what was possible: they know which policy made a segment, or use the
+labeler's own scores. "–": no runs, or not all tasks of an average. Preset `paper` has the published numbers of updates;
+`quick` has fewer and smaller ones, sized for one thread (both in `benchmark/sweep.py`).
+
+On a cluster: `sbatch --array 0-9 --wrap 'python benchmark/sweep.py --shard $SLURM_ARRAY_TASK_ID/10 --workers 1'`, or
+`python benchmark/sweep.py --ray ADDRESS` after `pip install -r requirements-cluster.txt`."""
+
+
+def main(args: Args) -> None:
+    folders = [Path(args.results, preset) for preset in sweep.PRESETS if Path(args.results, preset).is_dir()]
+    presets = {folder.name: load_results(folder) for folder in folders}
+    page, path = [INTRODUCTION], Path(args.markdown)
+    old = path.read_text() if path.exists() else ""
+    notes = old.partition("<!-- notes -->\n")[2].partition("<!-- end -->")[0]
+    page.append(f"## Notes\n\n<!-- notes -->\n{notes}<!-- end -->")
+    pictures = sorted(path.parent.glob("figures/*.png"))
+    if pictures:
+        page += ["## Figures", *(f"![{p.stem.replace('_', ' ')}](figures/{p.name})" for p in pictures)]
+        page.append("`python benchmark/figures.py`")
+    for folder in folders or [Path(args.results, "quick")]:
+        page += preset_sections(folder.name, presets.get(folder.name, []), folder, args.mixed)
+    page.append(data_quality())
+    for target, text in ((path, "\n\n".join(page) + "\n"), (Path(args.csv), csv_text(presets))):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        sweep.write(target, text)
+        print(f"wrote {target}")
 
 
 if __name__ == "__main__":
-    print(main(tyro.cli(Args)))
+    main(tyro.cli(Args))
