@@ -201,7 +201,7 @@ def main(args: Args) -> None:
     label = f"python data_gen/label.py --data {out} --videos {folder}/clips --n-pref {len(prefs)}"
     print(f"label:  {label} --labeler me --description {shlex.quote(task)}")
     print(f"export: python data_gen/label.py --data {out} --labeler me --export --out {folder}/me.npz")
-    print(f"train:  python paws_mlp.py --data {folder}/me.npz --no-eval")
+    print(f"train:  python paws_mlp.py --task {name} --data {folder}/me.npz --no-eval")
 
 
 if __name__ == "__main__":

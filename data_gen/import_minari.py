@@ -150,7 +150,7 @@ def main(args: Args) -> None:
         label = f"python data_gen/label.py --data {out} --videos {folder}/clips --n-pref {len(prefs)}"
         print(f"label:  {label} --labeler me")
         print(f"export: python data_gen/label.py --data {out} --labeler me --export --out {folder}/me.npz")
-    print(f"train:  python paws_mlp.py --data {folder}/{'me' if args.render else 'pairs'}.npz {evaluate}")
+    print(f"train:  python paws_mlp.py --task {name} --data {folder}/{'me' if args.render else 'pairs'}.npz {evaluate}")
 
 
 if __name__ == "__main__":
