@@ -1,23 +1,150 @@
-"""The fourteen tasks for data generation: the scripts' own environments, and what SAC, demonstrations, replay need."""
+"""The fourteen tasks, as the algorithm scripts simulate them, and what SAC, demonstrations, replay and pools need.
 
+The scripts are read and copied, never imported: these simulators are the same ones again, and a test compares the two.
+"""
+
+import multiprocessing
+import os
 import sys
-from pathlib import Path
+import threading
+import time
+from types import SimpleNamespace
 
 import gymnasium as gym
 import mujoco
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from paws_mlp import HORIZON, LOCOMOTION_TASKS, METAWORLD_TASKS, GymEnv, MetaWorldEnv, make_env  # noqa: E402, F401
-
+METAWORLD_TASKS = (
+    "button-press", "door-open", "drawer-open", "faucet-close", "lever-pull",
+    "peg-insert-side", "plate-slide", "push-back", "sweep-into", "window-close",
+)  # fmt: skip
+LOCOMOTION_TASKS = {  # without early termination: an episode always has HORIZON steps
+    "ant": dict(id="Ant-v5", terminate_when_unhealthy=False, include_cfrc_ext_in_observation=False),
+    "half-cheetah": dict(id="HalfCheetah-v5"),
+    "hopper": dict(id="Hopper-v5", terminate_when_unhealthy=False),
+    "walker2d": dict(id="Walker2d-v5", terminate_when_unhealthy=False),
+}
 TASKS = (*METAWORLD_TASKS, *LOCOMOTION_TASKS)
-# lever-pull's reward is full once the lever's tip is within 4 cm of its target, 11.5 degrees from upright; success is
-# within 7.5 degrees, and SAC may learn to stop between the two. So it is paid for success as well.
-SUCCESS_REWARD = {"lever-pull": 10.0}
+HORIZON = 250
+# The rewards of these two are nearly full before success: lever-pull's once the lever's tip is within 4 cm of its
+# target, 11.5 degrees from upright, while success is within 7.5 degrees. SAC may learn to stop between the two.
+# So it is paid for success as well.
+SUCCESS_REWARD = {"lever-pull": 10.0, "push-back": 10.0}
+
+
+def quaternion(matrix: np.ndarray) -> np.ndarray:
+    """(x, y, z, w) of a rotation matrix with the bits of scipy's Rotation, which takes a third of a Meta-World step."""
+    m = matrix.tolist()
+    trace = m[0][0] + m[1][1] + m[2][2]
+    i = max(range(3), key=lambda axis: m[axis][axis])
+    j, k = (i + 1) % 3, (i + 2) % 3
+    if trace > m[i][i]:
+        q = [m[2][1] - m[1][2], m[0][2] - m[2][0], m[1][0] - m[0][1], 1 + trace]
+    else:
+        q = [0.0, 0.0, 0.0, m[k][j] - m[j][k]]
+        q[i], q[j], q[k] = 1 - trace + 2 * m[i][i], m[j][i] + m[i][j], m[k][i] + m[i][k]
+    return np.array(q) / np.sqrt(q[0] * q[0] + q[1] * q[1] + q[2] * q[2] + q[3] * q[3])
+
+
+class MetaWorldEnv:
+    """A Meta-World v3 task with CPL's changes: visible goal, new at each reset; random hand start; 35 observations."""
+
+    obs_dim, act_dim = 35, 4
+    HAND_NOISE = np.array([0.25, 0.15, 0.2])
+
+    def __init__(self, task: str):
+        from metaworld.env_dict import ALL_V3_ENVIRONMENTS
+
+        self.env = ALL_V3_ENVIRONMENTS[f"{task}-v3"]()
+        fast_rotation = SimpleNamespace(from_matrix=lambda matrix: SimpleNamespace(as_quat=lambda: quaternion(matrix)))
+        sys.modules[type(self.env).__module__].Rotation = fast_rotation
+        self.env._partially_observable = False
+        # The cached space was built while the goal was hidden, and step() clips observations to it: goal = (0, 0, 0).
+        del self.env.sawyer_observation_space
+        self.env._freeze_rand_vec = False
+        self.env._set_task_called = True
+        self.env.seeded_rand_vec = True  # goals from env.np_random; reset(seed=...) is ignored by Meta-World
+
+    def _trim(self, full_obs: np.ndarray) -> np.ndarray:
+        self.full_obs = full_obs  # (39,): what scripted experts read
+        return np.concatenate((full_obs[:18], full_obs[22:])).astype(np.float32)  # without the previous hand position
+
+    def reset(self, seed: int) -> np.ndarray:
+        env, self.steps = self.env, 0
+        env.seed(int(seed))
+        mujoco.mj_resetData(env.model, env.data)  # nothing of the last episode may reach into this one
+        env.reset()
+        hand = env.hand_init_pos + env.np_random.uniform(-self.HAND_NOISE, self.HAND_NOISE)
+        for _ in range(50):  # env.init_tcp stays as it was: rewards need the unmoved one
+            env.data.mocap_pos[0] = np.clip(hand, env.mocap_low, env.mocap_high)
+            env.data.mocap_quat[0] = (1, 0, 1, 0)
+            env.do_simulation([-1, 1], env.frame_skip)
+        env._prev_obs = env._get_curr_obs_combined_no_goal()
+        return self._trim(env._get_obs())
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, float, bool]:
+        """Observation, reward, success, whether the episode ends here."""
+        full_obs, reward, _, _, info = self.env.step(np.clip(action, -1.0, 1.0))
+        self.steps += 1
+        return self._trim(full_obs), float(reward), float(info["success"]), self.steps >= HORIZON
+
+
+class GymEnv:
+    """Any Gymnasium environment with bounded continuous actions; [-1, 1] is rescaled to its action space."""
+
+    def __init__(self, **spec):
+        try:
+            env = gym.make(**spec)
+            if env.spec.max_episode_steps is None:
+                print(f"warning: {spec['id']} has no time limit: episodes end after 1,000 steps")
+                env = gym.wrappers.TimeLimit(env, 1_000)
+            self.env = gym.wrappers.FlattenObservation(env)
+        except Exception as e:  # an unknown name, a missing package, whatever its constructor raises
+            reason = " ".join(f"{type(e).__name__}: {e}".split())[:200]
+            sys.exit(f"error: --env-id {spec['id']}: Gymnasium cannot make it ({reason}); is its package installed?")
+        space = self.env.action_space
+        if not isinstance(space, gym.spaces.Box) or not space.is_bounded():
+            sys.exit(f"error: --env-id {spec['id']}: needs a bounded continuous (Box) action space, found {space}")
+        self.low, self.high, self.shape = space.low.ravel(), space.high.ravel(), space.shape
+        self.obs_dim, self.act_dim = self.env.observation_space.shape[0], self.low.size
+
+    def reset(self, seed: int) -> np.ndarray:
+        return np.asarray(self.env.reset(seed=int(seed))[0], np.float32)
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, float, bool]:
+        """Observation, reward, success (NaN: the environment has no such notion), whether the episode ends here."""
+        # The data files were made with the rounding of this very line: written otherwise, ant would not replay.
+        action = self.low + (np.clip(action, -1.0, 1.0) + 1.0) * 0.5 * (self.high - self.low)
+        obs, reward, terminated, truncated, info = self.env.step(action.reshape(self.shape).astype(np.float32))
+        success = float(info.get("success", info.get("is_success", np.nan)))
+        return np.asarray(obs, np.float32), float(reward), success, bool(terminated or truncated)
+
+
+def make_env(task: str, env_id: str = "", **options) -> MetaWorldEnv | GymEnv:
+    """`options` go to gym.make, such as render_mode."""
+    if env_id:
+        return GymEnv(id=env_id, **options)
+    if task in METAWORLD_TASKS:
+        return MetaWorldEnv(task)
+    if task in LOCOMOTION_TASKS:
+        return GymEnv(**LOCOMOTION_TASKS[task], max_episode_steps=HORIZON, **options)
+    sys.exit(f"error: --task {task}: no simulator of that name; use one of {', '.join(TASKS)}, or --env-id")
+
+
+def end_with_parent() -> None:
+    """For pool workers: one whose parent was killed ends too, even inside an endless episode."""
+    parent = multiprocessing.parent_process().pid
+
+    def watch():
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def sac_reward(task: str, reward: float, success: float) -> float:
-    """What SAC learns from: on Meta-World a tenth of the reward."""
+    """What SAC learns from: on Meta-World a tenth of the reward, and of what is paid for success."""
     return 0.1 * (reward + SUCCESS_REWARD.get(task, 0.0) * success) if task in METAWORLD_TASKS else reward
 
 
