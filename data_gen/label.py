@@ -23,8 +23,7 @@ import secrets
 import socket
 import sys
 import time
-import zipfile
-import zlib
+from collections import Counter
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -34,16 +33,11 @@ import flask
 import numpy as np
 import tyro
 from scipy.stats import binomtest
+from validate import load_preference_file
 from werkzeug.exceptions import HTTPException
 from werkzeug.serving import WSGIRequestHandler, make_server
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from paws_mlp import LOCOMOTION_TASKS, METAWORLD_TASKS, choose_pairs, load_preference_file
-
-CONTRACT_KEYS = (
-    "obs", "act", "prefs", "format_version", "reward", "expert_logp", "policy", "sim_state", "episode", "start", "meta",
-)  # fmt: skip
-DESCRIPTIONS = {  # the paper's, appendix "Meta-World Task Descriptions"; it has none for locomotion
+METAWORLD = {  # the paper's words, appendix "Meta-World Task Descriptions"; it has none for locomotion
     "button-press": "Press a small button on the panel until it activates.",
     "door-open": "Open a hinged door by pulling the handle to a target angle.",
     "drawer-open": "Pull the drawer along its rail until it reaches the goal extension.",
@@ -54,8 +48,9 @@ DESCRIPTIONS = {  # the paper's, appendix "Meta-World Task Descriptions"; it has
     "push-back": "Push the movable puck backward to the target position.",
     "sweep-into": "Sweep a small object across the surface into a container opening.",
     "window-close": "Push the sliding window pane along its track until fully closed.",
-    **dict.fromkeys(LOCOMOTION_TASKS, "Run forward, to the right, as fast as possible without falling."),
 }
+RUNNERS = ("ant", "half-cheetah", "hopper", "walker2d")
+DESCRIPTIONS = METAWORLD | dict.fromkeys(RUNNERS, "Run forward, to the right, as fast as possible without falling.")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
 MAX_BODY = 1024
@@ -394,15 +389,16 @@ def load_answers(study: Study, labelers: tuple[str, ...]) -> dict[str, list[dict
 
 def export(study: Study, answers: dict[str, list[dict]], source: str, out: Path) -> None:
     """The same segments with the labelers' preferences: a row for each answer to the first showing of a pair."""
+    if out.exists() and out.samefile(source):
+        sys.exit(f"error: --out {out}: is the data file itself; choose another name")
     rows = []
     for each in answers.values():
         for answer in (a for a in each if not a["repeat"]):
             rows.append((chosen(answer), answer["left"] + answer["right"] - chosen(answer)))
-    arrays = read_arrays(source, CONTRACT_KEYS)
+    arrays = load_preference_file(source)
     counts = {name: sum(not a["repeat"] for a in each) for name, each in answers.items()}
-    arrays.update(prefs=np.array(rows), meta=json.dumps({**read_meta(source), "task": study.task, "labelers": counts}))
-    if out.exists() and out.samefile(source):
-        sys.exit(f"error: --out {out}: is the data file itself; choose another name")
+    meta = {**arrays.get("meta", {}), "task": study.task, "labelers": counts}
+    arrays.update(prefs=np.array(rows), meta=json.dumps(meta))
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -488,7 +484,7 @@ def make_study(args: Args) -> tuple[Study, str]:
     source = args.data or f"data/{args.task or 'door-open'}.npz"
     arrays = load_preference_file(source)
     prefs, policy = arrays["prefs"], arrays.get("policy")
-    task = args.task or read_meta(source).get("task") or Path(source).stem
+    task = args.task or arrays.get("meta", {}).get("task") or Path(source).stem
     for flag, name in (("--task", task), *(("--labeler", name) for name in args.labeler)):
         if not isinstance(name, str) or not NAME.fullmatch(name):
             sys.exit(f"error: {flag} {name}: must be 1 to 40 letters, digits, - or _")
@@ -505,30 +501,24 @@ def make_study(args: Args) -> tuple[Study, str]:
         digest.update(str(arrays[key].shape).encode() + arrays[key].tobytes())
     settings = dict(data=digest.hexdigest()[:16], n_pref=args.n_pref, seed=args.seed, repeat=args.repeat)
     description = args.description or DESCRIPTIONS.get(task, "")
-    if args.videos is None and task in METAWORLD_TASKS:
+    if args.videos is None and task in METAWORLD:
         description += " The green ring marks the goal."
     rows = tuple(int(row) for row in choose_pairs(prefs, args.n_pref, args.seed, policy))
     return Study(task, description.strip(), Path(args.labels_dir, task), prefs, rows, settings), source
 
 
-def read_arrays(source: str, keys: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """Those of the keys that are in the file."""
-    arrays = {}
-    with np.load(source, allow_pickle=False) as file:
-        for key in keys:
-            try:
-                arrays |= {key: file[key]} if key in file.files else {}
-            except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error):
-                sys.exit(f"error: {source}: key '{key}': not a readable plain array; write it again, or drop it")
-    return arrays
-
-
-def read_meta(source: str) -> dict:
-    try:
-        meta = json.loads(str(read_arrays(source, ("meta",)).get("meta", "{}")))
-    except ValueError:
-        sys.exit(f"error: {source}: key 'meta': is not JSON; write it with json.dumps, or drop it")
-    return meta if isinstance(meta, dict) else {}
+def choose_pairs(prefs: np.ndarray, n: int, seed: int, policy: np.ndarray | None = None) -> np.ndarray:
+    """n rows in random order; where the data policies are known, each has its equal share as far as possible."""
+    order = np.random.default_rng([seed, 0]).permutation(len(prefs))
+    if policy is None:
+        return order[:n]
+    quota, counts, chosen, left = -(-2 * n // len(np.unique(policy))), Counter(), [], []
+    for row in order:
+        one, other = policy[prefs[row]].tolist()
+        fits = max(counts[one], counts[other]) + 1 + (one == other) <= quota
+        (chosen if fits else left).append(row)
+        counts.update((one, other) if fits else ())
+    return np.array((chosen + left)[:n])
 
 
 def find_videos(study: Study, args: Args, source: str) -> Path:
@@ -539,12 +529,11 @@ def find_videos(study: Study, args: Args, source: str) -> Path:
         if missing:
             sys.exit(f"error: --videos {args.videos}: {len(missing)} of {len(indices)} missing, e.g. {missing[0]}.mp4")
         return Path(args.videos).resolve()
-    if study.task not in METAWORLD_TASKS and study.task not in LOCOMOTION_TASKS:
+    if study.task not in DESCRIPTIONS:
         sys.exit(f"error: --task {study.task}: no simulator of that name; give your own videos with --videos FOLDER")
-    data = read_arrays(source, ("obs", "act", "episode", "sim_state"))
-    for key, ndim in (("episode", 1), ("sim_state", 2)):
-        if key not in data or data[key].ndim != ndim or len(data[key]) != len(data["obs"]):
-            sys.exit(f"error: {source}: key '{key}': missing or not one per segment; give videos with --videos FOLDER")
+    data = load_preference_file(source)
+    if "sim_state" not in data:
+        sys.exit(f"error: {source}: key 'sim_state': missing, needed to render; give videos with --videos FOLDER")
     from render import cache_name, render_segments
 
     folder = (study.folder / "videos" / cache_name(study.task, data)).resolve()
