@@ -1,6 +1,7 @@
 """SAC's tanh-Gaussian actor as a plain file and in plain numpy: small, fast, loads with `weights_only=True`."""
 
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +25,11 @@ class Actor:
     """log pi(a | s) and samples of a = tanh(mean(s) + std(s) * noise); all methods take (..., obs_dim) arrays."""
 
     def __init__(self, path: str | Path):
-        self.info = torch.load(path, weights_only=True)
-        self.layers = [(w.numpy().T.copy(), b.numpy()) for w, b in self.info.pop("layers")]
+        try:
+            self.info = torch.load(path, weights_only=True)
+            self.layers = [(w.numpy().T.copy(), b.numpy()) for w, b in self.info.pop("layers")]
+        except Exception as e:
+            sys.exit(f"error: {path}: not an actor of train_sac.py ({type(e).__name__}); copy or train it again")
 
     def mean_and_log_std(self, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         x = obs

@@ -1,7 +1,4 @@
-"""Rewrites the tables of data/README.md from what data/ holds.
-
-    python data_gen/data_card.py
-"""
+"""Rewrites the tables of data/README.md from what data/ holds: `python data_gen/data_card.py`."""
 
 import json
 import os

@@ -21,7 +21,7 @@ os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"  # work
 import numpy as np
 import tyro
 from actors import ACTION_CLAMP, Actor
-from envs import HORIZON, METAWORLD_TASKS, TASKS, get_sim_state, make_env
+from envs import HORIZON, METAWORLD_TASKS, TASKS, end_with_parent, get_sim_state, make_env
 from tqdm import tqdm
 
 POLICIES = 4
@@ -63,6 +63,7 @@ def episodes_per_job(task: str) -> int:
 
 def start_worker(task: str) -> None:
     global ENVS
+    end_with_parent()
     ENVS = [make_env(task) for _ in range(episodes_per_job(task))]  # built once: each costs more than 100 ms
 
 
@@ -154,8 +155,8 @@ def policy_agreement(prefs: np.ndarray, policy: np.ndarray) -> float:
     return float(np.mean(won[won != lost] > lost[won != lost])) if np.any(won != lost) else float("nan")
 
 
-def check(args: Args) -> Path:
-    """The task's folder of policies, or a one-line error."""
+def check(args: Args) -> tuple[list[Actor], list[dict]]:
+    """The four policies, worst to best, and what policies.json says of them, or a one-line error."""
     folder, n = Path(args.policies) / args.task, args.segments // 2 if args.pairs is None else args.pairs
     if args.task not in TASKS:
         sys.exit(f"error: --task {args.task}: use one of {', '.join(TASKS)}")
@@ -171,12 +172,20 @@ def check(args: Args) -> Path:
         sys.exit(f"error: --pairs {n}: {args.segments} segments make 1 to {most} pairs; or use --pairing uniform")
     if not 0.0 <= args.flip <= 1.0:
         sys.exit(f"error: --flip {args.flip}: use a share between 0 and 1")
-    return folder
+    if args.workers < 1 or args.seed < 0:
+        sys.exit(f"error: --workers {args.workers} --seed {args.seed}: use at least 1 worker, and no negative seed")
+    actors = [Actor(folder / f"policy_{i + 1}.pt") for i in range(POLICIES)]
+    strangers = {actor.info.get("task") for actor in actors} - {args.task}
+    if strangers:
+        sys.exit(f"error: {folder}: has policies for {strangers.pop()}, not for {args.task}; select them again")
+    try:
+        return actors, json.loads((folder / "policies.json").read_text())["policies"]
+    except (ValueError, KeyError, TypeError):
+        sys.exit(f"error: {folder / 'policies.json'}: damaged: run data_gen/select_policies.py again")
 
 
 def main(args: Args) -> None:
-    folder = check(args)
-    actors = [Actor(folder / f"policy_{i + 1}.pt") for i in range(POLICIES)]  # worst to best
+    actors, policies = check(args)
     jobs = rollout_jobs(actors, args)
     share, segments = args.segments // POLICIES, []
     bar = tqdm(total=sum(len(job[1]) for job in jobs), unit="episode")
@@ -208,7 +217,7 @@ def main(args: Args) -> None:
             pairing=args.pairing,
             flip=args.flip,
         ),
-        policies=json.loads((folder / "policies.json").read_text())["policies"],
+        policies=policies,
         agreement=None if np.isnan(agreement) else round(agreement, 4),
         versions={name: version(name) for name in ("numpy", "mujoco", "metaworld", "gymnasium")},
     )

@@ -5,10 +5,11 @@
 What exists is not made again, so after a kill the same command continues.
 """
 
-import subprocess
-import sys
+import os
 from dataclasses import dataclass
 from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"  # workers inherit it: one thread each
 
 import tyro
 
@@ -29,28 +30,28 @@ class Args:
     """folder of the result <data>/<task>.npz and of policies/<task>/"""
 
 
-def run(script: str, args: Args, *options: str) -> None:
-    options = ("--task", args.task, "--seed", str(args.seed), *options)
-    print(f"\n{script} {' '.join(options)}", flush=True)
-    code = subprocess.run([sys.executable, str(Path(__file__).with_name(script)), *options]).returncode
-    if code:
-        sys.exit(f"error: {script} ended with status {code}: see above; the same command continues from there")
-
-
 def main(args: Args) -> None:
     expert, policies = Path(args.experts, args.task), Path(args.data, "policies")
     trained, selected = expert / "trained", policies / args.task / "policies.json"
     out = Path(args.data, f"{args.task}.npz")
-    workers = ("--workers", str(args.workers))
+    common = dict(task=args.task, seed=args.seed)
+    # All in this process: no training goes on when it is killed. Imported here: workers need none of it.
+    if not out.exists() and not selected.exists() and not trained.exists():
+        import train_sac
+
+        resume = (expert / "state.pt").exists()
+        train_sac.main(train_sac.Args(**common, total_steps=args.total_steps, out=args.experts, resume=resume))
+        trained.touch()
+    if not out.exists() and not selected.exists():
+        import select_policies
+
+        options = dict(experts=args.experts, out=str(policies), workers=args.workers)
+        select_policies.main(select_policies.Args(**common, **options))
     if not out.exists():
-        if not selected.exists():
-            if not trained.exists():
-                steps = () if args.total_steps is None else ("--total-steps", str(args.total_steps))
-                resume = ("--resume",) if (expert / "state.pt").exists() else ()
-                run("train_sac.py", args, "--out", args.experts, *steps, *resume)
-                trained.touch()
-            run("select_policies.py", args, "--experts", args.experts, "--out", str(policies), *workers)
-        run("make_preferences.py", args, "--policies", str(policies), "--out", str(out), *workers)
+        import make_preferences
+
+        options = dict(policies=str(policies), out=str(out), workers=args.workers)
+        make_preferences.main(make_preferences.Args(**common, **options))
     print(f"{out} is complete")
 
 

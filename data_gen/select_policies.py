@@ -24,6 +24,7 @@ from make_preferences import POLICIES, episodes_per_job, rollout, start_pool
 from tqdm import tqdm
 
 WORST_SUCCESS = 0.05  # of the best policy's; the paper's worst policies have 0-16 %
+TRAINING = ("seed", "total_steps", "demo_episodes", "batch_size", "update_every", "learning_rate", "gamma")
 TOLERANCE = 0.05  # of the range: checkpoints nearer to each other than this count as equal
 
 
@@ -91,6 +92,15 @@ def main(args: Args) -> None:
         rows = list(csv.DictReader(file))
     if len(rows) < POLICIES:
         sys.exit(f"error: {expert}/checkpoints.csv has {len(rows)} rows, four policies need more: train for longer")
+    for name in ("shortlist", "shortlist_episodes", "episodes", "workers"):
+        if getattr(args, name) < 1:
+            sys.exit(f"error: --{name.replace('_', '-')} {getattr(args, name)}: use 1 or more")
+    try:
+        flags = json.loads((expert / "args.json").read_text())
+        training = {key: flags[key] for key in TRAINING}
+        training |= {"steps": int(rows[-1]["step"]), "minutes": float(rows[-1]["minutes"])}
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        sys.exit(f"error: {expert}: args.json or checkpoints.csv is damaged ({type(e).__name__}: {e}); train again")
     metaworld = args.task in METAWORLD_TASKS
     column = 0 if metaworld else 1  # of (success, return)
     paths = {int(row["step"]): expert / "actors" / f"step_{int(row['step']):07d}.pt" for row in rows}
@@ -120,24 +130,22 @@ def main(args: Args) -> None:
         final = measure(pool, {step: shortlisted[step] for step in chosen}, args.episodes, (args.seed, 4))
 
     chosen.sort(key=lambda step: final[step][column])  # stable: equal ones stay in the order of their places
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "policies.json").unlink(missing_ok=True)  # it is written last: if it exists, the folder is complete
-    policies = []
+    new, policies = Path(args.out) / f".{args.task}.tmp", []
+    new.mkdir(parents=True, exist_ok=True)
     for number, step in enumerate(chosen, start=1):
         path = folder / f"policy_{number}.pt"
-        shutil.copyfile(paths[step], path.with_suffix(".tmp"))
-        os.replace(path.with_suffix(".tmp"), path)
+        shutil.copyfile(paths[step], new / path.name)
         success, ret = final[step]
         numbers = {"success": round(success, 4) if metaworld else None, "return": round(ret, 1)}
         policies.append({"file": path.name, "step": step, **numbers, "episodes": args.episodes, "seed": args.seed})
         print(f"{path}: step {step}, " + (f"success {success:.0%}, " if metaworld else "") + f"return {ret:.0f}")
-    training = json.loads((Path(args.experts) / args.task / "args.json").read_text())
-    kept = ("seed", "total_steps", "demo_episodes", "batch_size", "update_every", "learning_rate", "gamma")
-    training = {key: training[key] for key in kept}
-    training |= {"steps": int(rows[-1]["step"]), "minutes": float(rows[-1]["minutes"])}
-    temporary = folder / "policies.json.tmp"
-    temporary.write_text(json.dumps({"task": args.task, "training": training, "policies": policies}, indent=1) + "\n")
-    os.replace(temporary, folder / "policies.json")
+    about = {"task": args.task, "training": training, "policies": policies}
+    (new / "policies.json").write_text(json.dumps(about, indent=1) + "\n")
+    folder.mkdir(exist_ok=True)
+    (folder / "policies.json").unlink(missing_ok=True)  # it moves last: if it is there, the folder is complete
+    for name in (*(policy["file"] for policy in policies), "policies.json"):
+        os.replace(new / name, folder / name)
+    new.rmdir()
 
 
 if __name__ == "__main__":

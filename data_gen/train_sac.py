@@ -9,8 +9,10 @@ the same tanh-Gaussian actor. Locomotion: plain SAC.
 """
 
 import csv
+import fcntl
 import json
 import os
+import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +24,7 @@ import torch
 import tyro
 from actors import Actor, save_actor
 from data_card import PAPER
-from envs import METAWORLD_TASKS, TASKS, SacEnv, make_env, sac_reward, scripted_episode
+from envs import METAWORLD_TASKS, SUCCESS_REWARD, TASKS, SacEnv, make_env, sac_reward, scripted_episode
 from stable_baselines3 import SAC
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
@@ -35,23 +37,40 @@ from tqdm import tqdm
 
 BUFFER_KEYS = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
 CSV_FIELDS = ("step", "success", "return", "episodes", "minutes")
+DEFAULTS = {  # of flags that are not given: every task's, then those of its kind, then its own
+    "every task": dict(seed=1, eval_episodes=10),
+    "Meta-World": dict(
+        total_steps=200_000, demo_episodes=40, checkpoint_every=2_000, stop_at=0.97,
+        batch_size=128, update_every=1, learning_rate=3e-4, gamma=0.99,
+    ),
+    "locomotion": dict(
+        total_steps=2_000_000, demo_episodes=0, checkpoint_every=10_000,
+        batch_size=256, update_every=4, learning_rate=1e-3, gamma=0.99,
+    ),
+    **{task: dict(demo_episodes=100, gamma=0.97) for task in SUCCESS_REWARD},
+    **{task: dict(stop_at=float(PAPER[task][-1][1])) for task in TASKS if task not in METAWORLD_TASKS},
+}  # fmt: skip
+LEAST = dict(
+    seed=0, total_steps=1, demo_episodes=0, checkpoint_every=1, eval_episodes=1, batch_size=2, update_every=1,
+    learning_rate=1e-12, gamma=0.0,
+)  # fmt: skip
 
 
 @dataclass
 class Args:
     task: str = "door-open"
     """one of the fourteen tasks"""
-    seed: int = 1
-    """seeds networks, exploration and episodes"""
+    seed: int | None = None
+    """seeds networks, exploration and episodes [1]"""
     total_steps: int | None = None
     """most environment steps [Meta-World: 200,000; locomotion: 2,000,000]"""
     demo_episodes: int | None = None
     """episodes of the scripted expert in half of each minibatch; 0 is plain SAC
-    [Meta-World: 40, lever-pull: 100; locomotion: 0]"""
+    [Meta-World: 40, lever-pull and push-back: 100; locomotion: 0]"""
     checkpoint_every: int | None = None
     """steps between saved and evaluated actors [Meta-World: 2,000; locomotion: 10,000]"""
-    eval_episodes: int = 10
-    """episodes with sampled actions for each checkpoint"""
+    eval_episodes: int | None = None
+    """episodes with sampled actions for each checkpoint [10]"""
     stop_at: float | None = None
     """stop once a checkpoint has this in 5 times as many episodes: success [0.97], locomotion: return [the paper's]"""
     batch_size: int | None = None
@@ -62,11 +81,11 @@ class Args:
     """Adam, for actor, critics, temperature; falls to a tenth over the last half of total_steps
     [Meta-World: 3e-4; locomotion, which has fewer updates: 1e-3]"""
     gamma: float | None = None
-    """discount [0.99; lever-pull: 0.97]"""
+    """discount [0.99; lever-pull and push-back: 0.97]"""
     out: str = "experts"
     """parent of the output folder <out>/<task>"""
     resume: bool = False
-    """continue from the last saved state, at most a few minutes old"""
+    """continue with the flags of <out>/<task>/args.json from the last saved state, at most a few minutes old"""
 
 
 class LeanCritic(ContinuousCritic):
@@ -216,33 +235,54 @@ def write_csv(path: Path, rows: list[dict]) -> None:
     os.replace(temporary, path)
 
 
+def complete(args: Args, folder: Path) -> None:
+    """Fills in the flags that are not given, from the training that is resumed or else from DEFAULTS; checks all."""
+    kind = "Meta-World" if args.task in METAWORLD_TASKS else "locomotion"
+    values = DEFAULTS["every task"] | DEFAULTS[kind] | DEFAULTS.get(args.task, {})
+    if args.resume:
+        try:
+            saved = json.loads((folder / "args.json").read_text())
+            values |= {name: saved[name] for name in values if name in saved}
+        except (OSError, ValueError, TypeError) as e:
+            sys.exit(f"error: --resume: cannot read {folder / 'args.json'} ({type(e).__name__}); train without it")
+    for name, value in values.items():
+        given, flag = getattr(args, name), f"--{name.replace('_', '-')}"
+        if given is None:
+            setattr(args, name, value)
+        elif args.resume and given != value:
+            sys.exit(f"error: {flag} {given}: this training has {value}; resume without the flag, or use another --out")
+        if name in LEAST and not getattr(args, name) >= LEAST[name]:
+            sys.exit(f"error: {flag} {getattr(args, name)}: must be at least {LEAST[name]:g}")
+    if args.gamma >= 1:
+        sys.exit(f"error: --gamma {args.gamma}: must be less than 1")
+    starts, every = learning_starts(args), args.checkpoint_every
+    if args.total_steps // every * every <= starts:
+        sys.exit(
+            f"error: --total-steps {args.total_steps}: learning starts after {starts} steps, checkpoints come"
+            f" every {every}, so none would be trained: give more steps"
+        )
+
+
+def learning_starts(args: Args) -> int:
+    return 2_500 if args.demo_episodes else 10_000
+
+
 def main(args: Args) -> None:
     if args.task not in TASKS:
-        raise SystemExit(f"error: --task {args.task}: use one of {', '.join(TASKS)}")
-    metaworld, lever = args.task in METAWORLD_TASKS, args.task == "lever-pull"
-    for field, on_metaworld, on_locomotion in (
-        ("total_steps", 200_000, 2_000_000),
-        ("demo_episodes", 100 if lever else 40, 0),
-        ("checkpoint_every", 2_000, 10_000),
-        ("batch_size", 128, 256),
-        ("update_every", 1, 4),
-        ("learning_rate", 3e-4, 1e-3),
-        ("gamma", 0.97 if lever else 0.99, 0.99),
-        ("stop_at", 0.97, float(PAPER[args.task][-1][1])),
-    ):
-        if getattr(args, field) is None:
-            setattr(args, field, on_metaworld if metaworld else on_locomotion)
-    learning_starts = 2_500 if args.demo_episodes else 10_000
-    if args.total_steps // args.checkpoint_every * args.checkpoint_every <= learning_starts:
-        raise SystemExit(
-            f"error: --total-steps {args.total_steps}: learning starts after {learning_starts} steps, checkpoints come"
-            f" every {args.checkpoint_every}, so none would be trained: give more steps"
-        )
-    folder = Path(args.out) / args.task
-    if (folder / "state.pt").exists() and not args.resume:
-        raise SystemExit(f"error: {folder} holds a training: continue it with --resume, or choose another --out")
+        sys.exit(f"error: --task {args.task}: use one of {', '.join(TASKS)}")
+    folder, metaworld = Path(args.out) / args.task, args.task in METAWORLD_TASKS
+    complete(args, folder)
     (folder / "actors").mkdir(parents=True, exist_ok=True)
-    (folder / "args.json").write_text(json.dumps(asdict(args), indent=1))
+    lock = open(folder / "lock", "w")  # held until this process ends
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit(f"error: {folder}: another process is training there; wait for it, or choose another --out")
+    if (folder / "state.pt").exists() and not args.resume:
+        sys.exit(f"error: {folder} holds a training: continue it with --resume, or choose another --out")
+    if not args.resume:
+        (folder / "args.tmp").write_text(json.dumps(asdict(args), indent=1))
+        os.replace(folder / "args.tmp", folder / "args.json")
     torch.set_num_threads(1)
 
     model = SAC(
@@ -254,7 +294,7 @@ def main(args: Args) -> None:
         gamma=args.gamma,
         learning_rate=lambda left: args.learning_rate * min(1.0, 0.1 + 1.8 * left),  # `left` falls from 1 to 0
         buffer_size=min(args.total_steps, 1_000_000),
-        learning_starts=learning_starts,
+        learning_starts=learning_starts(args),
         ent_coef="auto_0.1",
         replay_buffer_class=DemoReplayBuffer,
         policy_kwargs=dict(net_arch=[256, 256], optimizer_kwargs=dict(fused=True)),
