@@ -5,7 +5,7 @@
 #   "gymnasium[mujoco]>=1.1", "mujoco==3.3.0", "metaworld==3.1.1",
 # ]
 # ///
-"""PAWS with an MLP advantage model: Preference Learning with Advantage-Weighted Segments (ICML 2026). MIT licence.
+"""PAWS, MLP advantage model: Preference Learning with Advantage-Weighted Segments (ICML 2026). MIT licence.
 
     python paws_mlp.py --task door-open --n-pref 50 --n-eff 0.1
 
@@ -38,7 +38,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from fcntl import LOCK_EX, LOCK_NB, flock
-from functools import cache
+from functools import cache, partial
 from importlib import metadata, util
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,9 +60,7 @@ from tqdm import tqdm
 class Args:
     task: str = ""  # one of the 14 tasks, or any name for your own data
     n_pref: int = 0  # preference pairs to learn from, a seeded choice [all in the file]
-    n_eff: float = (
-        0.0  # effective sample size: up to 1 a share, above 1 a number of segments [0.1; locomotion, chi2 0.3]
-    )
+    n_eff: float = 0.0  # effective sample size: up to 1 a share of the segments, above 1 a number [0.1 or 0.3]
     seed: int = 1  # of the choice of pairs, networks, minibatches, dropout and evaluation episodes
     trust_region: Literal["kl", "chi2"] = "kl"  # exponential weights (the paper), or the linear ones, optimal for n_eff
     kl_bound: float | None = None  # epsilon: choose lambda by the dual (Eq. 9) for this bound instead of by n_eff
@@ -135,7 +133,7 @@ def solve_lambda(advantages: np.ndarray, n_eff: float, kl_bound: float | None = 
     """The lambda that gives n_eff (rises with lambda), or the KL bound (falls; the dual has g' = epsilon - KL)."""
     below = advantages.max() - advantages
     if not below.any():
-        return np.inf  # identical advantages: uniform weights
+        return 1.0  # identical advantages: uniform weights with any lambda
 
     def gap(log_lam: float) -> float:
         weights = exponential_weights(-below, np.exp(log_lam))
@@ -209,6 +207,11 @@ def main(args: Args) -> dict:
     data, unused = load_data(args, device)
     obs, act, prefs = data.obs, data.act, data.prefs  # (K, T, o), (K, T, a), (n, 2): preferred first
     (K, T, obs_dim), act_dim = obs.shape, act.shape[-1]
+    L = 1 if args.update == "state" else args.update_segment_length or T  # an ablation may weight shorter pieces
+    if T % L:
+        sys.exit(f"error: --update-segment-length {L}: must divide the segment length {T}")
+    if args.kl_bound is not None and args.trust_region == "chi2":
+        sys.exit("error: --kl-bound: goes with --trust-region kl")
     model = AdvantageModel(obs_dim, act_dim, args.advantage_width, args.advantage_layers).to(device)
     policy = Policy(obs_dim, act_dim).to(device)
     model_optimizer = torch.optim.Adam(model.parameters(), lr=args.advantage_learning_rate, fused=True)
@@ -240,22 +243,20 @@ def main(args: Args) -> dict:
     pref_acc_train, pref_acc_val = accuracy(advantages.sum(1), prefs), accuracy(held_out.sum(1), unused.prefs)
     print(f"advantage: accuracy {pref_acc_train:.3f} on {len(prefs)} pairs, {pref_acc_val:.3f} on the unused ones")
 
-    # 2. Weights; an ablation may cut the segments into N shorter pieces of L steps
-    L = 1 if args.update == "state" else args.update_segment_length or T
-    if T % L:
-        sys.exit(f"error: --update-segment-length {L}: must divide the segment length {T}")
+    # 2. Weights of the N segments, or of their N pieces of L steps
     pieces = advantages.view(-1, L).sum(1).double().cpu().numpy()  # (N,)
     share = args.n_eff or (0.3 if args.task in LOCOMOTION_TASKS or args.trust_region == "chi2" else 0.1)
     n_eff_target = share * (len(pieces) if share <= 1 else T // L)
-    lam = None
     if args.trust_region == "chi2":
-        weights = linear_weights(pieces, n_eff_target)  # (N,), sum 1
+        lam, weights = None, linear_weights(pieces, n_eff_target)  # (N,), sum 1
     else:
         lam = solve_lambda(pieces, n_eff_target, args.kl_bound)
         weights = exponential_weights(pieces, lam)
     n_eff, kl = effective_samples(weights), kl_divergence(weights)
-    run.log(0, weights__n_eff=n_eff, weights__kl=kl, weights__max=weights.max(), charts__pref_acc_train=pref_acc_train)
+    run.log(0, weights__lambda=lam, weights__n_eff=n_eff, weights__kl=kl, weights__max=weights.max())
     print(f"weights: lambda {lam}, n_eff {n_eff:.1f} of {len(pieces)}, KL {kl:.3f}, largest {weights.max():.4f}")
+    if args.kl_bound is None and abs(n_eff / n_eff_target - 1) > 0.01:
+        print(f"n_eff {n_eff_target:g} cannot be had with these advantages: this is the nearest")
 
     # 3. Policy: weighted maximum likelihood (Eq. 8). Both ways to draw a minibatch are unbiased.
     probabilities = torch.from_numpy(weights).to(device)
@@ -374,14 +375,6 @@ class Policy(nn.Module):
         return -(self(obs) - act).square().sum(-1)
 
 
-def load_policy(path: str | Path) -> Policy:
-    """The trained policy of a model.pt, ready to act: `load_policy(path)(torch.as_tensor(obs))`."""
-    weights = torch.load(path, map_location="cpu", weights_only=True)["policy"]
-    policy = Policy(weights["net.0.weight"].shape[1], weights["net.6.weight"].shape[0])
-    policy.load_state_dict(weights)
-    return policy.eval()
-
-
 # ---- simulators ----
 METAWORLD_TASKS = (
     "button-press", "door-open", "drawer-open", "faucet-close", "lever-pull",
@@ -486,12 +479,7 @@ def start_worker() -> None:
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
-def dimensions(task: str, env_id: str) -> tuple[int, int]:
-    env = make_env(task, env_id)
-    return env.observation_space.shape[0], env.action_space.shape[0]
-
-
-def run_episode(task: str, env_id: str, layers: list, seed: int, whole: bool) -> tuple[float, float]:
+def run_episode(task: str, env_id: str, layers: list, whole: bool, seed: int) -> tuple[float, float]:
     """(success at any step, return) of one episode of the policy's mean, in a worker, which keeps its simulator."""
     env, success, returned, ended = make_env(task, env_id), np.nan, 0.0, False
     obs, _ = env.reset(seed=seed)
@@ -509,32 +497,28 @@ def run_episode(task: str, env_id: str, layers: list, seed: int, whole: bool) ->
 
 # ---- run directory ----
 def prepare(args: Args) -> torch.device:
-    """Flags that others imply, flags of a resumed run, checks, the seed, the device."""
+    """Flags of a resumed run, flags that others imply, checks, the seed, the device."""
     if args.resume:
+        folder, here = Path(args.resume), dict(resume=args.resume, cuda=args.cuda, eval_workers=args.eval_workers)
         try:
-            saved = json.loads(Path(args.resume, "args.json").read_text())
-            script = saved.pop("script")
-        except (OSError, ValueError, KeyError, AttributeError):
-            sys.exit(f"error: --resume {args.resume}: no readable args.json there; give a run directory, runs/<name>")
-        if script != Path(__file__).name:
-            sys.exit(f"error: --resume {args.resume}: is a run of {script}; continue it with that script")
-        vars(args).update(saved, resume=args.resume, cuda=args.cuda, eval_workers=args.eval_workers)
-        if Path(args.resume, "result.json").is_file():
-            print(f"{args.resume} is complete already")
-            print(json.dumps(json.loads(Path(args.resume, "result.json").read_text())))
+            vars(args).update(json.loads((folder / "args.json").read_text()), **here)
+        except (OSError, ValueError, TypeError):
+            sys.exit(f"error: --resume {folder}: no readable args.json there; give a run directory, runs/<name>")
+        if vars(args).get("script") != Path(__file__).name:
+            sys.exit(f"error: --resume {folder}: not a run of this script; its args.json names the right one")
+        if (folder / "result.json").is_file():
+            print(f"{folder} is complete already")
             sys.exit(0)
+    if not args.task and not args.data:
+        sys.exit("error: give --task (for example --task door-open), or --data with --env-id or --no-eval")
     args.task = args.task or Path(args.data).stem
     args.data = args.data or f"data/{args.task}.npz"
-    if not args.task:
-        sys.exit("error: give --task (for example --task door-open), or --data with --env-id or --no-eval")
-    for name, value in vars(args).items():
-        flag, default = f"--{name.replace('_', '-')} {value}", getattr(Args, name, value)
-        if name in ("task", "exp_name") and ("/" in value or os.sep in value):
-            sys.exit(f"error: {flag}: becomes a part of a folder's name, so it must not contain a slash")
-        if isinstance(value, int | float) and not 0 <= value < np.inf:
-            sys.exit(f"error: {flag}: must not be negative or infinite")
-        if value == 0 and default and isinstance(default, int | float) and default is not True and name != "seed":
-            sys.exit(f"error: {flag}: must be greater than 0")
+    for name, default in vars(Args()).items():  # a number is above 0, or 0 where that is its default
+        value, zero = getattr(args, name), name == "seed" or not default
+        if type(value) in (int, float) and not (0 < value < np.inf or (value == 0 and zero)):
+            sys.exit(f"error: --{name.replace('_', '-')} {value}: must be {'at least' if zero else 'above'} 0")
+    if "/" in args.task + args.exp_name:
+        sys.exit("error: --task and --exp-name become a folder's name: they must not contain a slash")
     if args.track and util.find_spec("wandb") is None:
         sys.exit("error: --track: needs wandb: pip install wandb")
     if args.cuda and not torch.cuda.is_available():
@@ -549,8 +533,8 @@ def write(path: Path, content: str | dict) -> None:
     try:
         temporary.write_text(content) if isinstance(content, str) else torch.save(content, temporary)
         os.replace(temporary, path)
-    except (OSError, RuntimeError) as e:  # torch's error for a full disk is a RuntimeError
-        sys.exit(f"error: {path}: cannot be written ({e}); is the disk full? Make room, then --resume {path.parent}")
+    except (OSError, RuntimeError) as e:  # RuntimeError: torch's for a full disk
+        sys.exit(f"error: {path}: cannot be written, is the disk full? Make room, then --resume {path.parent} ({e})")
 
 
 class Run:
@@ -561,35 +545,32 @@ class Run:
     def __init__(self, args: Args, **parts):
         """`parts`: modules and optimizers; a resumed run restores them, and the random state, here."""
         self.args, self.parts, self.phase, self.done, self.curve, self.pool = args, parts, "data", {}, [], None
-        self.seconds = dict.fromkeys(("data", "utility", "policy", "evaluation"), 0.0)
-        self.clock = time.monotonic()
+        self.seconds, self.clock = dict.fromkeys(("data", "utility", "policy", "evaluation"), 0.0), time.monotonic()
         if args.eval:  # first of all: a process with TensorBoard's threads should not be forked
+            env, net = make_env(args.task, args.env_id), parts["policy"].net  # forked workers inherit the simulator
+            dims = env.observation_space.shape + env.action_space.shape
+            if dims != (net[0].in_features, net[-2].out_features):
+                fix = f"fix --task or --env-id, which has {dims} dimensions, or use --no-eval"
+                sys.exit(f"error: {args.data}: obs and act do not fit the simulator; {fix}")
             self.pool = ProcessPoolExecutor(args.eval_workers, initializer=start_worker)
-            simulator, net = self.in_pool(dimensions, [(args.task, args.env_id)])[0], parts["policy"].net
-            if simulator != (net[0].in_features, net[-2].out_features):
-                fix = "fix --task or --env-id, or use --no-eval"
-                sys.exit(f"error: {args.data}: obs and act must have {simulator} dimensions for this simulator; {fix}")
+            self.pool.submit(os.getpid).result()  # starts them
         with open(args.data, "rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         self.flags = {"script": Path(__file__).name, "data_sha256": digest, **asdict(args)}
-        if args.resume:
-            self.folder = Path(args.resume)
-        else:
-            name = f"{args.task}__{args.exp_name}__n{args.n_pref}__s{args.seed}__{int(time.time())}"
-            self.folder = Path(args.runs_dir, name)
-            try:
-                self.folder.mkdir(parents=True)
-            except FileExistsError:  # a run started in the same second
-                self.folder = Path(args.runs_dir, f"{name}-{os.getpid()}")
-                self.folder.mkdir()
-            except OSError as e:
-                sys.exit(f"error: --runs-dir {args.runs_dir}: no folder can be made there ({e})")
-            write(self.folder / "args.json", json.dumps(self.flags, indent=1))
-        self.lock = open(self.folder / "args.json")  # held until this process ends
+        name = f"{args.task}__{args.exp_name}__n{args.n_pref}__s{args.seed}__{int(time.time())}"
+        self.folder = Path(args.resume or Path(args.runs_dir, name))
         try:
+            if not args.resume:
+                try:
+                    self.folder.mkdir(parents=True)
+                except FileExistsError:  # a run started in the same second
+                    self.folder = Path(f"{self.folder}-{os.getpid()}")
+                    self.folder.mkdir()
+                write(self.folder / "args.json", json.dumps(self.flags, indent=1))
+            self.lock = open(self.folder / "args.json")  # held until this process ends
             flock(self.lock, LOCK_EX | LOCK_NB)
-        except BlockingIOError:
-            sys.exit(f"error: {self.folder}: another process is at this run")
+        except OSError as e:
+            sys.exit(f"error: {self.folder}: cannot be used: no folder, or another process is at this run ({e})")
         if json.load(self.lock)["data_sha256"] != digest:
             sys.exit(f"error: {args.data}: not the file this run started with; restore it, or start a new run")
         if (self.folder / "checkpoint.pt").is_file():
@@ -601,7 +582,6 @@ class Run:
         self.writer, self.saved = SummaryWriter(self.folder), time.monotonic()
         signal.signal(signal.SIGINT, self.interrupt)
         print(f"run directory: {self.folder}")
-        self.tick("data")
 
     def interrupt(self, *_) -> None:
         if self.pool:
@@ -626,13 +606,13 @@ class Run:
 
     def save(self) -> None:
         """Everything that the rest of the run depends on."""
-        state = {key: part.state_dict() for key, part in self.parts.items()}
-        for key, module in self.parts.items():
-            if isinstance(module, nn.Module):
-                self.must_be_finite(key, sum(p.sum() for p in module.parameters()).item(), self.done.get(self.phase, 0))
+        for key, part in self.parts.items():
+            if isinstance(part, nn.Module):
+                self.check(f"a weight of {key}", sum(p.sum() for p in part.parameters()).item(), self.done[self.phase])
+        states = {key: part.state_dict() for key, part in self.parts.items()}
         rng = {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}
         rest = {"done": self.done, "curve": self.curve, "seconds": self.seconds}
-        write(self.folder / "checkpoint.pt", {"parts": state, "rng": rng, **rest})
+        write(self.folder / "checkpoint.pt", {"parts": states, "rng": rng, **rest})
         self.saved = time.monotonic()
 
     def restore(self) -> None:
@@ -645,25 +625,19 @@ class Run:
             torch.cuda.set_rng_state_all(state["rng"]["cuda"][: torch.cuda.device_count()])
             self.done, self.curve, self.seconds = state["done"], state["curve"], state["seconds"]
         except Exception as e:
-            sys.exit(f"error: {path}: damaged ({type(e).__name__}); delete it, and --resume starts this run anew")
+            sys.exit(f"error: {path}: damaged ({type(e).__name__}); delete it, then --resume starts this run anew")
         print(f"continuing after {self.done}")
 
-    def must_be_finite(self, name: str, value: float, step: int) -> None:
+    def check(self, name: str, value: float, step: int) -> None:
         if not np.isfinite(value):
-            cause = "lower the learning rate, or rescale observations that are far from 1"
-            sys.exit(f"error: {self.phase} update {step}: {name} is {value}, learning has diverged; {cause}")
+            fix = "lower the learning rate, or rescale observations that are far from 1"
+            sys.exit(f"error: {self.phase} update {step}: {name} is not finite, learning has diverged; {fix}")
 
-    def log(self, step: int, **values: float) -> None:
+    def log(self, step: int, **values: float | None) -> None:
         for key, value in values.items():
-            self.must_be_finite(key.replace("__", "/"), value, step)
-            self.writer.add_scalar(key.replace("__", "/"), value, step)
-
-    def in_pool(self, function, jobs: list[tuple]) -> list:
-        """The results of function(*job), in the order of the jobs."""
-        try:
-            return [future.result() for future in [self.pool.submit(function, *job) for job in jobs]]
-        except BrokenProcessPool:
-            sys.exit("error: an evaluation process died (out of memory?); try fewer --eval-workers, then --resume")
+            if value is not None:
+                self.check(key, value, step)
+                self.writer.add_scalar(key.replace("__", "/"), value, step)
 
     def evaluate(self, policy: Policy, step: int) -> None:
         """A row of the curve. The episodes depend on (seed, step) alone: evaluating more or less changes no run."""
@@ -674,30 +648,31 @@ class Run:
         linears = [layer for layer in policy.net if isinstance(layer, nn.Linear)]
         layers = [(m.weight.detach().cpu().numpy().T.copy(), m.bias.detach().cpu().numpy()) for m in linears]
         seeds = np.random.SeedSequence([args.seed, step]).generate_state(args.eval_episodes) >> 1
-        jobs = [(args.task, args.env_id, layers, int(seed), args.eval_return) for seed in seeds]
-        success, returned = np.mean(self.in_pool(run_episode, jobs), axis=0).tolist()
-        row = [step, None if np.isnan(success) else success, returned]
-        if not args.eval_return and row[1] is not None:
-            row[2] = None  # episodes were cut short
+        play = partial(run_episode, args.task, args.env_id, layers, args.eval_return)
+        try:
+            success, returned = np.mean(list(self.pool.map(play, seeds.tolist())), axis=0).tolist()
+        except BrokenProcessPool:
+            sys.exit("error: an evaluation process died (out of memory?); try fewer --eval-workers, then --resume")
+        success = None if np.isnan(success) else success
+        returned = returned if args.eval_return or success is None else None  # None: episodes were cut short
         self.tick("evaluation")
-        self.curve.append([*row, round(sum(self.seconds.values()), 1)])
-        lines = [",".join("" if value is None else str(value) for value in row) for row in self.curve]
-        write(self.folder / "evals.csv", "\n".join(["step,success_rate,episodic_return,seconds", *lines, ""]))
-        named = {"eval__success_rate": row[1], "eval__episodic_return": row[2]}
-        named = {key: value for key, value in named.items() if value is not None}
-        self.log(step, **named, charts__SPS=step / (self.seconds["policy"] + self.seconds["evaluation"]))
-        text = ", ".join(f"{key.split('__')[1]} {value:.4g}" for key, value in named.items())
-        tqdm.write(f"update {step}/{args.total_steps}: {text}", file=sys.stdout)
+        self.curve.append([step, success, returned, round(sum(self.seconds.values()), 1)])
+        rows = [",".join("" if value is None else str(value) for value in row) for row in self.curve]
+        write(self.folder / "evals.csv", "\n".join(["step,success_rate,episodic_return,seconds", *rows, ""]))
+        speed = step / (self.seconds["policy"] + self.seconds["evaluation"])
+        self.log(step, eval__success_rate=success, eval__episodic_return=returned, charts__SPS=speed)
+        tqdm.write(f"update {step}/{args.total_steps}: success {success}, return {returned}", file=sys.stdout)
 
-    def finish(self, modules: dict[str, nn.Module], extra: dict | None = None, **summary) -> dict:
+    def finish(self, modules: dict[str, nn.Module], tensors: dict[str, torch.Tensor] | None = None, **summary) -> dict:
         """model.pt, result.json, and the same on the last line of standard output."""
-        args = self.args
         self.save()
         weights = {name: {k: v.cpu() for k, v in module.state_dict().items()} for name, module in modules.items()}
-        write(self.folder / "model.pt", {"format_version": 1, "args": self.flags, **weights, **(extra or {})})
-        result = {"algorithm": args.exp_name, "task": args.task, "n_pref": args.n_pref, "seed": args.seed}
-        result |= {"steps": args.total_steps, "n_segments": None, "lambda": None, "n_eff": None, "n_eff_target": None}
-        result |= {"kl": None, "pref_acc_train": None, "pref_acc_val": None}
+        write(self.folder / "model.pt", {"format_version": 1, "args": self.flags, **weights, **(tensors or {})})
+        result = {"algorithm": self.args.exp_name, **{key: self.flags[key] for key in ("task", "n_pref", "seed")}}
+        result["steps"] = self.args.total_steps
+        result |= dict.fromkeys(
+            ("n_segments", "lambda", "n_eff", "n_eff_target", "kl", "pref_acc_train", "pref_acc_val")
+        )
         result |= {k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in summary.items()}
         for name, column in (("success", 1), ("return", 2)):  # smoothed over 8 adjacent evaluations
             values = [row[column] for row in self.curve if row[column] is not None]
