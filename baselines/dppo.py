@@ -2,27 +2,26 @@
 # requires-python = ">=3.11"
 # dependencies = [
 #   "torch>=2.6", "tyro>=0.9", "numpy>=2", "tensorboard", "tqdm",
-#   "gymnasium[mujoco]>=1.1", "mujoco==3.3.0", "metaworld==3.1.1", "imageio", "imageio-ffmpeg",
+#   "gymnasium[mujoco]>=1.1", "mujoco==3.3.0", "metaworld==3.1.1",
 # ]
 # ///
-"""DPPO: Direct Preference-based Policy Optimization without Reward Modeling (An et al., NeurIPS 2023).
+"""DPPO: Direct Preference-based Policy Optimization without Reward Modeling (An et al., NeurIPS 2023). MIT licence.
 
-    python baselines/dppo.py --task door-open --n-pref 50                    (the published sizes)
-    python baselines/dppo.py --task door-open --n-pref 50 --preset quick     (sized for a CPU)
+    python baselines/dppo.py --task door-open --n-pref 50
+    python baselines/dppo.py --task door-open --n-pref 50 --total-steps 6000 --eval-every 300 --batch-size 32 \
+        --predictor-steps 240 --predictor-batch-size 16 --window-stride 8        (minutes on a CPU)
 
-1. Preference predictor: a Transformer (not causal) reads a_1, s_1, a_2, s_2, ...; an MLP at each s_t, f = mean over t.
+1. Preference predictor f: a Transformer over a window of a segment, fitted to the pairs of whole segments.
        L = -mean log sigmoid(f(tau+) - f(tau-)) + nu mean (f(tau) - f(tau'))^2
-   tau' is tau shifted in time by round(N(0, m^2)) steps. AdamW, learning rate 1e-4 -> 1e-3 -> 1e-4.
-2. Policy: windows of the data are ranked by f, and the policy is to be closer to the better window of every two:
-       d(tau) = mean_t ||pi(s_t) - a_t|| / 2,      L = mean over f(tau_i) > f(tau_j) of softplus((d_i - lambda d_j) / T)
+   tau' is the window tau moved in time by round(N(0, m^2)) steps.
+2. Policy: windows of the data are ranked by f, and the policy is to be closer to the better window of every two.
+       d(tau) = mean_t ||pi(s_t) - a_t|| / 2
+       L = mean over f(tau_i) > f(tau_j) of softplus((d(tau_i) - lambda d(tau_j)) / T)
+   A window ends at any step and reaches back to the start of its segment: a prefix of n steps.
 
-Choices, as the PAWS paper gives none of DPPO's settings: lambda 0.5, T 0.1, m 20, nu 1, predictor and sizes of DPPO's
-authors (1 layer, 4 heads, width 256, 10,000 epochs of 256 pairs; batches of 256 windows). There is no unlabelled data
-here, so a segment is a whole trajectory. The policy's windows are, as its authors', those that end at each step and
-reach back to the start: prefixes of 1 to T steps (--min-seq-len T: whole segments alone). f is a mean over a window's
-own steps (in the authors' code over the padding too). Of a shifted segment the part that is still inside is kept, with
-one shift for all of a minibatch, for one segment of each pair. One tenth of the pairs is held out to report a
-validation accuracy. The policy is the one of all methods. 500,000 policy updates as for the other baselines.
+The method is lines 27 to 277. Below it is what every script of this repository has in common: data, policy,
+simulators, evaluation, run directory. Defaults are those of the authors' code, with the policy and the number of
+updates of the other baselines: docs/dppo.md, docs/fidelity.md.
 """
 
 import hashlib
@@ -30,817 +29,113 @@ import json
 import math
 import multiprocessing
 import os
-import subprocess
+import signal
 import sys
+import threading
 import time
 import zipfile
-import zlib
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
-from importlib import metadata
+from fcntl import LOCK_EX, LOCK_NB, flock
+from functools import cache, partial
+from importlib import metadata, util
 from pathlib import Path
-from typing import Literal
+from types import SimpleNamespace
+from typing import NamedTuple
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy only runs small evaluation forwards, one process per core
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy only runs small forward passes, in one process per core
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 import tyro
 from torch import nn
+from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
-
-PRESETS = {
-    "paper": dict(total_steps=500_000, batch_size=256, eval_every=5_000, predictor_batch_size=256, window_stride=1),
-    "quick": dict(
-        total_steps=6_000, batch_size=32, eval_every=150,
-        predictor_steps=240, predictor_batch_size=16, window_stride=8,
-    ),
-}  # fmt: skip
 
 
 @dataclass
 class Args:
-    exp_name: str = "dppo"
-    """name of the method in the run directory and in tables"""
-    preset: Literal["paper", "quick"] = "paper"
-    """sizes where a flag does not give them: the published ones, or small ones for a CPU"""
-    total_steps: int | None = None
-    """policy updates [paper 500,000; quick 6,000]"""
-    eval_every: int | None = None
-    """policy updates between two evaluations [paper 5,000; quick 150]"""
-    batch_size: int | None = None
-    """windows in a policy update, at most as many as there are [paper 256; quick 32]"""
-    learning_rate: float = 3e-4
-    """Adam, policy"""
-    conservativeness: float = 0.5
-    """lambda: factor of the worse window's distance"""
-    temperature: float = 0.1
-    """T of the ranking loss"""
-    min_seq_len: int = 1
-    """shortest window that the policy learns from; the segment length: whole segments alone"""
-    window_stride: int | None = None
-    """steps between the ends of two windows of a segment [paper 1; quick 8]"""
-    predictor_steps: int | None = None
-    """updates of the preference predictor [paper 10,000 epochs; quick 240]"""
-    predictor_batch_size: int | None = None
-    """pairs in an update of the predictor [paper 256; quick 16]"""
-    predictor_learning_rate: float = 1e-3
-    """AdamW, peak; a tenth of it at both ends"""
-    predictor_width: int = 256
-    """width of the Transformer"""
+    task: str = ""  # one of the 14 tasks, or any name for your own data
+    n_pref: int = 0  # preference pairs to learn from, a seeded choice [all in the file]
+    conservativeness: float = 1.0  # lambda: factor of the worse window's distance
+    temperature: float = 0.1  # T of the ranking loss
+    dropout: float = 0.0  # of the policy
+    smoothness: float = 0.0  # nu: weight of the smoothness term
+    smoothness_shift: float = 0.0  # m: standard deviation of the shift in time, in steps
+    seed: int = 1  # of the choice of pairs, networks, minibatches, dropout and evaluation episodes
+    # preference predictor
+    predictor_steps: int = 0  # updates [10,000 epochs]
+    predictor_batch_size: int = 256  # pairs
+    predictor_learning_rate: float = 1e-3  # AdamW, peak; a tenth of it at both ends
+    predictor_width: int = 256  # of the Transformer
     predictor_layers: int = 1
-    """layers of the Transformer"""
-    predictor_heads: int = 4
-    """attention heads in each layer"""
-    predictor_dropout: float = 0.1
-    """dropout in the Transformer"""
-    smoothness: float = 1.0
-    """nu: weight of the smoothness term"""
-    smoothness_shift: float = 20.0
-    """m: standard deviation of the shift, in steps"""
-    # ---- shared: flags (identical in every script; `python tests/test_shared_blocks.py --fix` copies it) ----
-    task: str | None = None
-    """one of the 14 tasks, or any name for your own data"""
-    data: str | None = None
-    """preference file [data/<task>.npz]"""
-    n_pref: int | None = None
-    """number of preference pairs to use, a seeded choice [all in the file]"""
-    seed: int = 1
-    """seeds the choice of pairs, networks, minibatches, dropout and evaluation episodes"""
-    cuda: bool = True
-    """use a GPU if there is one"""
-    eval: bool = True
-    """evaluate in the simulator; --no-eval needs no simulator"""
-    eval_episodes: int = 25
-    """episodes in each evaluation"""
-    eval_workers: int = min(4, os.cpu_count() or 1)
-    """processes that run evaluation episodes; 0 runs them in this process"""
-    env_id: str | None = None
-    """evaluate in this Gymnasium environment; actions in [-1, 1] are rescaled to its action space"""
-    runs_dir: str = "runs"
-    """parent of the run directory"""
-    resume: str | None = None
-    """RUN_DIR of a killed run: continue it with its own flags to exactly the result it would have had"""
-    capture_video: bool = False
-    """write RUN_DIR/video.mp4 of the final policy"""
-    track: bool = False
-    """log to Weights & Biases too (needs wandb)"""
-    # ---- end shared ----
+    predictor_heads: int = 4  # attention heads in each layer
+    # policy
+    total_steps: int = 500_000  # updates
+    batch_size: int = 256  # windows in an update
+    learning_rate: float = 3e-4  # Adam
+    min_seq_len: int = 1  # shortest window; the segment length: whole segments alone
+    window_stride: int = 1  # steps between the ends of two windows of a segment
+    eval_every: int = 5_000  # updates between two evaluations
+    exp_name: str = "dppo"  # name of the method in run directory and tables
+    # the same in every script
+    data: str = ""  # preference file [data/<task>.npz]
+    cuda: bool = True  # use a GPU if there is one
+    eval: bool = True  # evaluate in the simulator; --no-eval needs none
+    eval_episodes: int = 25  # in each evaluation
+    eval_return: bool = True  # --no-eval-return ends an episode at its first success: faster, same success rates
+    eval_workers: int = min(4, os.cpu_count() or 1)  # processes
+    env_id: str = ""  # evaluate in this Gymnasium environment; actions in [-1, 1] are rescaled to its action space
+    runs_dir: str = "runs"  # parent of the run directory
+    resume: str = ""  # run directory of a killed run: continue it with its own flags, to exactly the same result
+    track: bool = False  # log to Weights & Biases too (needs wandb)
 
 
-# ---- shared: environment (identical in every script; `python tests/test_shared_blocks.py --fix` copies it) ----
-METAWORLD_TASKS = (
-    "button-press", "door-open", "drawer-open", "faucet-close", "lever-pull",
-    "peg-insert-side", "plate-slide", "push-back", "sweep-into", "window-close",
-)  # fmt: skip
-LOCOMOTION_TASKS = {  # without early termination: an episode always has HORIZON steps
-    "ant": ("Ant-v5", dict(terminate_when_unhealthy=False, include_cfrc_ext_in_observation=False)),
-    "half-cheetah": ("HalfCheetah-v5", {}),
-    "hopper": ("Hopper-v5", dict(terminate_when_unhealthy=False)),
-    "walker2d": ("Walker2d-v5", dict(terminate_when_unhealthy=False)),
-}
-HORIZON = 250
+class Predictor(nn.Module):
+    """f(tau): a Transformer, not causal, reads a_1, s_1, a_2, s_2, ...; an MLP at each s_t; the mean over time."""
 
-
-class QuaternionOfMatrix:
-    """Stands in for scipy's Rotation, slow inside a Meta-World step: the same bits for one (3, 3) rotation matrix."""
-
-    def __init__(self, matrix: np.ndarray):
-        self.matrix = matrix
-
-    @classmethod
-    def from_matrix(cls, matrix: np.ndarray) -> "QuaternionOfMatrix":
-        return cls(matrix)
-
-    def as_quat(self) -> np.ndarray:
-        """(x, y, z, w), from the largest of the four, so that nothing cancels."""
-        m = self.matrix.tolist()
-        trace = m[0][0] + m[1][1] + m[2][2]
-        i = max(range(3), key=lambda axis: m[axis][axis])
-        if trace > m[i][i]:
-            q = [m[2][1] - m[1][2], m[0][2] - m[2][0], m[1][0] - m[0][1], 1 + trace]
-        else:
-            j, k = (i + 1) % 3, (i + 2) % 3
-            q = [0.0, 0.0, 0.0, m[k][j] - m[j][k]]
-            q[i], q[j], q[k] = 1 - trace + 2 * m[i][i], m[j][i] + m[i][j], m[k][i] + m[i][k]
-        return np.array(q) / np.sqrt(q[0] * q[0] + q[1] * q[1] + q[2] * q[2] + q[3] * q[3])
-
-
-class MetaWorldEnv:
-    """A Meta-World v3 task with CPL's changes: visible goal, new at each reset; random hand start; 35 observations."""
-
-    obs_dim, act_dim = 35, 4
-    HAND_NOISE = np.array([0.25, 0.15, 0.2])
-
-    def __init__(self, task: str):
-        from metaworld.env_dict import ALL_V3_ENVIRONMENTS
-
-        self.env = ALL_V3_ENVIRONMENTS[f"{task}-v3"]()
-        sys.modules[type(self.env).__module__].Rotation = QuaternionOfMatrix
-        self.env._partially_observable = False
-        # The cached space was built while the goal was hidden, and step() clips observations to it: goal = (0, 0, 0).
-        del self.env.sawyer_observation_space
-        self.env._freeze_rand_vec = False
-        self.env._set_task_called = True
-        self.env.seeded_rand_vec = True  # goals from env.np_random; reset(seed=...) is ignored by Meta-World
-
-    def _observe(self, full_obs: np.ndarray) -> np.ndarray:
-        self.full_obs = full_obs  # (39,): what scripted experts read
-        self.steps += 1
-        return np.concatenate((full_obs[:18], full_obs[22:])).astype(np.float32)  # drop the previous hand position
-
-    def reset(self, seed: int) -> np.ndarray:
-        import mujoco
-
-        env = self.env
-        env.seed(int(seed))
-        mujoco.mj_resetData(env.model, env.data)  # nothing of the last episode may reach into this one
-        env.reset()
-        hand = env.hand_init_pos + env.np_random.uniform(-self.HAND_NOISE, self.HAND_NOISE)
-        hand = np.clip(hand, env.mocap_low, env.mocap_high)
-        for _ in range(50):  # env.init_tcp stays as it was: rewards need the unmoved one
-            env.data.mocap_pos[0] = hand
-            env.data.mocap_quat[0] = (1, 0, 1, 0)
-            env.do_simulation([-1, 1], env.frame_skip)
-        env._prev_obs = env._get_curr_obs_combined_no_goal()
-        self.steps = -1
-        return self._observe(env._get_obs())
-
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, float, bool]:
-        full_obs, reward, _, _, info = self.env.step(np.clip(action, -1.0, 1.0))
-        obs = self._observe(full_obs)
-        return obs, float(reward), float(info["success"]), self.steps >= HORIZON
-
-    def render(self) -> np.ndarray:
-        import mujoco
-
-        if not hasattr(self, "renderer"):  # an upright camera: Meta-World's own are upside down, rolled or on the hand
-            self.renderer, self.camera = mujoco.Renderer(self.env.model, 480, 640), mujoco.MjvCamera()
-            self.camera.azimuth, self.camera.elevation, self.camera.distance = 150, -35, 1.3
-            self.camera.lookat[:] = (-0.05, 0.6, 0.15)
-        self.renderer.update_scene(self.env.data, self.camera)
-        return self.renderer.render()
-
-
-class GymEnv:
-    """Any Gymnasium environment with Box observations and bounded actions; [-1, 1] is rescaled to its action space."""
-
-    def __init__(self, env_id: str, render: bool = False, **kwargs):
-        import gymnasium as gym
-
-        try:
-            self.env = gym.make(env_id, render_mode="rgb_array" if render else None, **kwargs)
-        except gym.error.Error as e:
-            sys.exit(f"error: --env-id {env_id}: Gymnasium cannot make it ({e}); is its package installed?")
-        action_space, obs_space = self.env.action_space, self.env.observation_space
-        if not isinstance(action_space, gym.spaces.Box) or not action_space.is_bounded():
-            sys.exit(f"error: --env-id {env_id}: needs a bounded continuous (Box) action space, found {action_space}")
-        if not isinstance(obs_space, gym.spaces.Box):
-            sys.exit(f"error: --env-id {env_id}: needs a Box observation space, found {obs_space}; wrap it")
-        self.low, self.high, self.shape = action_space.low.ravel(), action_space.high.ravel(), action_space.shape
-        self.obs_dim, self.act_dim = int(np.prod(obs_space.shape)), int(np.prod(action_space.shape))
-
-    def reset(self, seed: int) -> np.ndarray:
-        obs, _ = self.env.reset(seed=int(seed))
-        return np.asarray(obs, np.float32).ravel()
-
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, float, bool]:
-        action = self.low + (np.clip(action, -1.0, 1.0) + 1.0) * 0.5 * (self.high - self.low)
-        obs, reward, terminated, truncated, info = self.env.step(action.reshape(self.shape).astype(np.float32))
-        success = float(info.get("success", info.get("is_success", np.nan)))  # NaN: the environment does not say
-        return np.asarray(obs, np.float32).ravel(), float(reward), success, bool(terminated or truncated)
-
-    def render(self) -> np.ndarray:
-        return self.env.render()
-
-
-def make_env(task: str, env_id: str | None = None, render: bool = False) -> MetaWorldEnv | GymEnv:
-    if env_id is not None:
-        return GymEnv(env_id, render)
-    if task in METAWORLD_TASKS:
-        return MetaWorldEnv(task)
-    if task in LOCOMOTION_TASKS:
-        gym_id, kwargs = LOCOMOTION_TASKS[task]
-        return GymEnv(gym_id, render, max_episode_steps=HORIZON, **kwargs)
-    known = ", ".join((*METAWORLD_TASKS, *LOCOMOTION_TASKS))
-    sys.exit(f"error: --task {task}: no simulator of that name; use one of {known}, or --env-id, or --no-eval")
-
-
-# ---- end shared ----
-
-
-# ---- shared: data (identical in every script; `python tests/test_shared_blocks.py --fix` copies it) ----
-def load_preference_file(path: str) -> dict[str, np.ndarray]:
-    """obs (K, T, o), act (K, T, a) float32, prefs (n, 2) int64, policy (K,) if there. A bad file ends in one line."""
-
-    def fail(key: str, problem: str, fix: str):
-        sys.exit(f"error: {path}: {key}: {problem}; {fix}")
-
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            names = set(file.files)
-            for key in ("obs", "act", "prefs", "format_version"):
-                if key not in names:
-                    fail(f"key '{key}'", "missing", "a preference file holds obs, act, prefs and format_version")
-            arrays = {k: file[k] for k in ("obs", "act", "prefs", "format_version", "policy") if k in names}
-    except FileNotFoundError:
-        fail("file", "not found", "give an existing file with --data, or a --task whose data is in data/")
-    except (OSError, EOFError, ValueError, KeyError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error) as e:
-        fail("file", f"not a readable npz of plain arrays ({type(e).__name__})", "write it with np.savez_compressed")
-    version = arrays.pop("format_version")
-    if version.shape != () or version.dtype.kind not in "iu" or int(version) != 1:
-        fail("key 'format_version'", f"is {version}, expected the integer 1", "convert the file, or update this script")
-    for key in ("obs", "act"):
-        if arrays[key].ndim != 3 or arrays[key].dtype.kind != "f" or 0 in arrays[key].shape:
-            found = f"{arrays[key].dtype} of shape {arrays[key].shape}"
-            fail(f"key '{key}'", f"found {found}, expected float32 of shape (K, T, dim)", "stack the segments so")
-        arrays[key] = np.ascontiguousarray(arrays[key], np.float32)
-        if not np.isfinite(arrays[key].sum(dtype=np.float64)):  # a sum: no temporary of the size of the data
-            first = tuple(int(i) for i in np.argwhere(~np.isfinite(arrays[key]))[0])
-            fail(f"key '{key}'", f"NaN or infinity at {first}", "remove or repair that segment")
-    obs, act, prefs = arrays["obs"], arrays["act"], arrays["prefs"]
-    if obs.shape[:2] != act.shape[:2]:
-        fail("key 'act'", f"has (K, T) = {act.shape[:2]} but obs has {obs.shape[:2]}", "store one action per step")
-    if max(act.max(), -act.min()) > 1.0:
-        fail("key 'act'", f"values in [{act.min():g}, {act.max():g}]", "rescale actions to [-1, 1]")
-    if prefs.ndim != 2 or prefs.shape[1] != 2 or len(prefs) == 0 or prefs.dtype.kind not in "iu":
-        found = f"{prefs.dtype} of shape {prefs.shape}"
-        fail("key 'prefs'", f"found {found}, expected int of shape (n, 2)", "rows are (preferred index, other index)")
-    if prefs.min() < 0 or prefs.max() >= len(obs):
-        found = f"indices from {prefs.min()} to {prefs.max()}"
-        fail("key 'prefs'", found, f"they must be between 0 and {len(obs) - 1}: there are {len(obs)} segments")
-    if (prefs[:, 0] == prefs[:, 1]).any():
-        row = int(np.argmax(prefs[:, 0] == prefs[:, 1]))
-        fail("key 'prefs'", f"row {row} compares segment {prefs[row, 0]} with itself", "remove that row")
-    arrays["prefs"] = prefs.astype(np.int64)
-    if "policy" in arrays and (arrays["policy"].shape != (len(obs),) or arrays["policy"].dtype.kind not in "iu"):
-        fail("key 'policy'", f"shape {arrays['policy'].shape}, expected ({len(obs)},) int", "drop the key or repair it")
-    return arrays
-
-
-def choose_pairs(prefs: np.ndarray, n: int, seed: int, policy: np.ndarray | None = None) -> np.ndarray:
-    """n rows: a seeded random choice, then swaps until the data policies are as equally represented as they can be."""
-    rng = np.random.default_rng([seed, 0])
-    order = rng.permutation(len(prefs))
-    if policy is None or n == len(prefs):
-        return order[:n]
-    members = policy[prefs]  # (rows, 2)
-    kinds, kind_of = np.unique(np.sort(members, axis=1), axis=0, return_inverse=True)  # which two policies meet
-    per_kind = np.stack([(kinds == p).sum(1) for p in np.unique(policy)], axis=1)  # (kinds, policies)
-    chosen = [[row for row in order[:n] if kind_of[row] == k] for k in range(len(kinds))]
-    others = [[row for row in order[n:] if kind_of[row] == k] for k in range(len(kinds))]
-    counts = sum(len(rows) * per_kind[k] for k, rows in enumerate(chosen))
-    while True:
-        swaps = [(i, j) for i in range(len(kinds)) for j in range(len(kinds)) if i != j and chosen[i] and others[j]]
-        spreads = [((counts - per_kind[i] + per_kind[j]) ** 2).sum() for i, j in swaps]
-        if not swaps or min(spreads) >= (counts**2).sum():
-            return np.sort(np.concatenate([np.array(rows, dtype=np.int64) for rows in chosen]))
-        i, j = swaps[int(np.argmin(spreads))]
-        chosen[i], others[j], out, new = chosen[i][:-1], others[j][:-1], chosen[i][-1], others[j][-1]
-        chosen[j], others[i] = chosen[j] + [new], others[i] + [out]
-        counts = counts - per_kind[i] + per_kind[j]
-
-
-def load_segments(args) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """obs (K, T, o), act (K, T, a) and prefs (n, 2) of the chosen pairs: their segments, no others, renumbered."""
-    arrays = load_preference_file(args.data)
-    available = len(arrays["prefs"])
-    n = available if args.n_pref is None else args.n_pref
-    if not 1 <= n <= available:
-        sys.exit(f"error: {args.data}: key 'prefs': has {available} rows; choose --n-pref from 1 to that, not {n}")
-    args.n_pref = n
-    rows = choose_pairs(arrays["prefs"], n, args.seed, arrays.get("policy"))
-    used, prefs = np.unique(arrays["prefs"][rows], return_inverse=True)
-    obs, act = (arrays[k] if len(used) == len(arrays[k]) else arrays[k][used] for k in ("obs", "act"))
-    return torch.from_numpy(obs), torch.from_numpy(act), torch.from_numpy(prefs.reshape(n, 2))
-
-
-# ---- end shared ----
-
-
-# ---- shared: policy (identical in every script; `python tests/test_shared_blocks.py --fix` copies it) ----
-class Dropout(nn.Module):
-    """nn.Dropout with a generator of its own: nothing else in the process can change what is learned."""
-
-    def __init__(self, p: float, generator: torch.Generator | None):
+    def __init__(self, obs_dim: int, act_dim: int, length: int, width: int, layers: int, heads: int):
         super().__init__()
-        self.p, self.generator = p, generator
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not self.training or self.p == 0:
-            return x
-        keep = torch.rand(x.shape, generator=self.generator, device=x.device).ge_(self.p)  # 1 with probability 1 - p
-        return x * keep.mul_(1 / (1 - self.p))
-
-
-def linear(n_in: int, n_out: int, generator: torch.Generator | None, gain: float = 1.0) -> nn.Linear:
-    """A linear layer with orthogonal weights and zero bias (CPL's initialisation)."""
-    layer = nn.utils.skip_init(nn.Linear, n_in, n_out)
-    weight = torch.empty(n_out, n_in)
-    nn.init.orthogonal_(weight, gain, generator=generator)
-    with torch.no_grad():
-        layer.weight.copy_(weight)
-        layer.bias.zero_()
-    return layer
-
-
-class Policy(nn.Module):
-    """CPL's actor: deterministic mu(s) in (-1, 1), two hidden layers of 512, dropout 0.25 before each ReLU."""
-
-    def __init__(self, obs_dim: int, act_dim: int, init=None, noise=None):
-        """`init` and `noise`: torch generators of the initial weights (on the CPU) and of dropout (on the device)."""
-        super().__init__()
-        self.net = nn.Sequential(
-            linear(obs_dim, 512, init), Dropout(0.25, noise), nn.ReLU(),
-            linear(512, 512, init), Dropout(0.25, noise), nn.ReLU(),
-            linear(512, act_dim, init), nn.Tanh(),
-        )  # fmt: skip
-
-    def forward(self, obs: torch.Tensor) -> torch.Tensor:
-        return self.net(obs)  # (..., o) -> (..., a)
-
-    def log_prob(self, obs: torch.Tensor, act: torch.Tensor) -> torch.Tensor:
-        """log pi(a | s) = -||a - mu(s)||^2: a unit-variance Gaussian up to constants. (..., o), (..., a) -> (...)"""
-        return -(self.net(obs) - act).square().sum(-1)
-
-
-def load_policy(path: str | Path) -> Policy:
-    """The trained policy of a model.pt, ready to act: `load_policy(path)(torch.as_tensor(obs))`."""
-    model = torch.load(path, map_location="cpu", weights_only=True)
-    policy = Policy(model["obs_dim"], model["act_dim"])
-    policy.load_state_dict(model["policy"])
-    return policy.eval()
-
-
-# ---- end shared ----
-
-
-# ---- shared: evaluation (identical in every script; `python tests/test_shared_blocks.py --fix` copies it) ----
-LOCKSTEP = 8  # episodes that a process plays side by side: enough to share a pass through the policy, few for the cache
-
-
-def policy_layers(policy: Policy) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The policy's (weight, bias) for numpy."""
-    layers = [layer for layer in policy.net if isinstance(layer, nn.Linear)]
-    return [(m.weight.detach().cpu().numpy().T.copy(), m.bias.detach().cpu().numpy()) for m in layers]
-
-
-def episode_seeds(seed: int, step: int, episodes: int) -> list[int]:
-    """Evaluation has random numbers of its own, which depend on the run's seed and the update alone."""
-    return [int(state) >> 1 for state in np.random.SeedSequence([seed, step]).generate_state(episodes)]
-
-
-def run_episodes(envs: list, layers: list[tuple[np.ndarray, np.ndarray]], seeds: list[int]) -> list[list[float]]:
-    """One episode per seed, in lockstep: [success at any step, return] of each. The policy's mean acts, no dropout."""
-    success, returns = np.full(len(seeds), -np.inf), np.zeros(len(seeds))
-    # Always LOCKSTEP rows, used or not: then an episode's bits do not depend on how many run beside it.
-    obs = np.zeros((LOCKSTEP, layers[0][0].shape[0]), np.float32)
-    waiting, playing = list(range(len(seeds)))[::-1], {}  # episodes; the episode of each environment
-    while waiting or playing:
-        while waiting and len(playing) < len(envs):
-            free = next(i for i in range(len(envs)) if i not in playing)
-            playing[free] = waiting.pop()
-            obs[free] = envs[free].reset(seeds[playing[free]])
-        x = obs
-        for weight, bias in layers[:-1]:
-            x = np.maximum(x @ weight + bias, 0.0)
-        actions = np.tanh(x @ layers[-1][0] + layers[-1][1])
-        for i, episode in list(playing.items()):
-            obs[i], reward, now, ended = envs[i].step(actions[i])
-            returns[episode] += reward
-            success[episode] = max(success[episode], now)  # a NaN (no such notion) stays -inf
-            if ended:
-                del playing[i]
-    success[np.isneginf(success)] = np.nan
-    return np.stack((success, returns), axis=1).tolist()
-
-
-def evaluation_worker(connection, task: str, env_id: str | None, parent: int) -> None:
-    """Keeps its environments; answers each job (layers, seeds) with the episodes' results; None, or an orphan, ends."""
-    envs = []
-    try:
-        envs.append(make_env(task, env_id))
-        connection.send((envs[0].obs_dim, envs[0].act_dim))
-        while True:
-            while not connection.poll(timeout=5):
-                if os.getppid() != parent:
-                    return
-            job = connection.recv()
-            if job is None:
-                return
-            while len(envs) < min(LOCKSTEP, len(job[1])):
-                envs.append(make_env(task, env_id))
-            connection.send(run_episodes(envs, *job))
-    except (KeyboardInterrupt, EOFError, BrokenPipeError):
-        pass
-    except BaseException as e:  # the parent ends with this text
-        connection.send(str(e) if isinstance(e, SystemExit) else f"error: evaluation failed: {type(e).__name__}: {e}")
-
-
-class Evaluator:
-    """Long-lived worker processes that keep their environments; no message per step."""
-
-    def __init__(self, args, obs_dim: int, act_dim: int):
-        self.args, self.connections, self.processes, self.envs = args, [], [], []
-        if args.eval_workers > 0:
-            context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-            for _ in range(min(args.eval_workers, args.eval_episodes)):
-                here, there = context.Pipe()
-                job = (there, args.task, args.env_id, os.getpid())
-                worker = context.Process(target=evaluation_worker, args=job, daemon=True)
-                worker.start()
-                there.close()
-                self.connections.append(here)
-                self.processes.append(worker)
-            dims = [self._receive(connection) for connection in self.connections][0]
-        else:
-            self.envs = [make_env(args.task, args.env_id) for _ in range(min(LOCKSTEP, args.eval_episodes))]
-            dims = (self.envs[0].obs_dim, self.envs[0].act_dim)
-        if dims != (obs_dim, act_dim):
-            self.close()
-            sys.exit(
-                f"error: {args.data}: obs and act have {obs_dim} and {act_dim} dimensions, the environment "
-                f"{args.env_id or args.task} has {dims[0]} and {dims[1]}; fix --task/--env-id, or use --no-eval"
-            )
-
-    def _receive(self, connection):
-        try:
-            answer = connection.recv()
-        except EOFError:
-            answer = "error: an evaluation process died (out of memory?); try fewer --eval-workers"
-        if isinstance(answer, str):
-            self.close()
-            sys.exit(answer)
-        return answer
-
-    def evaluate(self, policy: Policy, step: int) -> tuple[float, float]:
-        """(success rate, mean return) over eval_episodes episodes; success is NaN where there is no such notion."""
-        layers, seeds = policy_layers(policy), episode_seeds(self.args.seed, step, self.args.eval_episodes)
-        if self.envs:
-            results = run_episodes(self.envs, layers, seeds)
-        else:
-            n = len(self.connections)
-            for i, connection in enumerate(self.connections):
-                connection.send((layers, seeds[i::n]))
-            results = [result for connection in self.connections for result in self._receive(connection)]
-        success, returns = np.array(results).mean(0)
-        return float(success), float(returns)
-
-    def close(self) -> None:
-        for process, connection in zip(self.processes, self.connections, strict=True):
-            try:
-                connection.send(None)
-            except OSError:  # it has ended by itself, with the error that is being reported
-                pass
-            connection.close()
-            process.join()
-
-
-def smoothed(values: list[float], window: int = 8) -> np.ndarray:
-    """Mean over `window` adjacent evaluations (over all while there are fewer)."""
-    window = min(window, len(values))
-    return np.convolve(values, np.ones(window) / window, "valid") if window else np.array([])
-
-
-def record_video(path: Path, model_path: Path, task: str, env_id: str | None, seed: int) -> None:
-    """Renders one episode of the saved policy; runs in a process of its own, whose MUJOCO_GL chooses the renderer."""
-    import imageio
-
-    policy, env = load_policy(model_path), make_env(task, env_id, render=True)
-    scene = getattr(env.env.unwrapped, "model", None)
-    if hasattr(scene, "light_castshadow"):  # much faster where the CPU renders
-        scene.vis.quality.offsamples, scene.light_castshadow[:], scene.mat_reflectance[:] = 0, 0, 0
-    temporary, obs, ended = path.with_suffix(".tmp.mp4"), env.reset(seed), False
-    with imageio.get_writer(temporary, fps=40, macro_block_size=2) as video:
-        while not ended:
-            video.append_data(env.render())
-            with torch.no_grad():
-                action = policy(torch.from_numpy(obs)).numpy()
-            obs, _, _, ended = env.step(action)
-    os.replace(temporary, path)
-
-
-def capture_video(path: Path, model_path: Path, args) -> None:
-    """Tries the renderers in turn (no display: EGL, then OSMesa); a failure costs the video, not the run."""
-    script = Path(__file__).resolve()
-    code = f"import sys; sys.path.insert(0, {str(script.parent)!r}); from {script.stem} import Path, record_video; "
-    code += f"record_video(Path({str(path)!r}), Path({str(model_path)!r}), {args.task!r}, {args.env_id!r}, {args.seed})"
-    for renderer in [os.environ["MUJOCO_GL"]] if "MUJOCO_GL" in os.environ else ["egl", "osmesa", "glfw"]:
-        environment = {**os.environ, "MUJOCO_GL": renderer}
-        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
-        if done.returncode == 0:
-            return
-    reason = done.stderr.decode().strip().splitlines()[-1:] or ["no message"]
-    print(f"no video: {reason[0]} (headless rendering needs a GPU with EGL, or Debian's libosmesa6)", file=sys.stderr)
-
-
-# ---- end shared ----
-
-
-# ---- shared: run directory (identical in every script; `python tests/test_shared_blocks.py --fix` copies it) ----
-CHECKPOINT_SECONDS = 60
-
-
-def prepare(args) -> torch.device:
-    """Fills in what other flags imply, takes a resumed run's flags from its args.json, chooses the device."""
-    args.started = time.monotonic()  # not a field, so not among the saved flags
-    if args.resume is not None:
-        folder = Path(args.resume)
-        if not (folder / "args.json").is_file():
-            sys.exit(f"error: --resume {folder}: no args.json there; give a run directory such as runs/<name>")
-        saved = json.loads((folder / "args.json").read_text())
-        here = {k: getattr(args, k) for k in ("resume", "cuda", "eval_workers")}
-        for key, value in {**saved, **here}.items():
-            setattr(args, key, value)
-        if (folder / "result.json").is_file():
-            print(f"{folder} is complete already")
-            print(json.dumps(json.loads((folder / "result.json").read_text())))
-            sys.exit(0)
-    if args.task is None:
-        if args.env_id is None and args.data is None:
-            sys.exit("error: give --task (for example --task door-open), or --data with --env-id or --no-eval")
-        args.task = args.env_id.split("/")[-1] if args.env_id else Path(args.data).stem
-    args.data = args.data or f"data/{args.task}.npz"
-    for flag in ("total_steps", "eval_every", "eval_episodes"):
-        if getattr(args, flag) < 1:
-            sys.exit(f"error: --{flag.replace('_', '-')} {getattr(args, flag)}: must be at least 1")
-    if args.cuda and not torch.cuda.is_available():
-        print("no GPU found: running on the CPU")
-    return torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
-
-
-def write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
-
-
-class Run:
-    """The run directory: flags, curve, TensorBoard, exact checkpoints, model.pt and, once complete, result.json."""
-
-    def __init__(self, args, **parts):
-        """`parts`: modules, optimizers and generators that a checkpoint must hold; a resumed run restores them here."""
-        from torch.utils.tensorboard import SummaryWriter
-
-        self.args, self.parts, self.curve, self.done = args, parts, [], {}
-        self.seconds = {"data": 0.0, "advantage": 0.0, "policy": 0.0, "evaluation": 0.0}
-        self.clock_name, self.clock_start = "data", args.started
-        name = f"{args.task}__{args.exp_name}__n{args.n_pref}__s{args.seed}__{int(time.time())}"
-        self.folder = Path(args.resume or Path(args.runs_dir) / name)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with open(args.data, "rb") as file:
-            self.data_digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if args.resume is None:
-            write_atomically(self.folder / "args.json", json.dumps(asdict(args), indent=1))
-        elif (self.folder / "checkpoint.pt").is_file():
-            self._restore()
-        if args.track:
-            import wandb
-
-            wandb.init(project="paws", name=self.folder.name, config=asdict(args), sync_tensorboard=True)
-        self.writer = SummaryWriter(self.folder)
-        self.saved = time.monotonic()
-        self.evaluator = None
-        print(f"run directory: {self.folder}")
-
-    def start_clock(self, name: str) -> str:
-        """Time from now on counts as `name`; returns what it counted as before."""
-        now, before = time.monotonic(), self.clock_name
-        self.seconds[before] = self.seconds.get(before, 0.0) + now - self.clock_start
-        self.clock_name, self.clock_start = name, now
-        return before
-
-    def log(self, key: str, value: float, step: int) -> None:
-        self.writer.add_scalar(key, value, step)
-
-    def checkpoint(self, force: bool = False, **done: int) -> None:
-        """Saves everything that the rest of the run depends on, once a minute; `done` counts the finished updates."""
-        self.done.update(done)
-        if not force and time.monotonic() - self.saved < CHECKPOINT_SECONDS:
-            return
-        self.start_clock(self.clock_name)
-        states = {k: p.get_state() if isinstance(p, torch.Generator) else p.state_dict() for k, p in self.parts.items()}
-        state = {"parts": states, "done": self.done, "curve": self.curve, "seconds": self.seconds}
-        torch.save({**state, "data": self.data_digest}, self.folder / "checkpoint.tmp")
-        os.replace(self.folder / "checkpoint.tmp", self.folder / "checkpoint.pt")
-        self.saved = time.monotonic()
-
-    def _restore(self) -> None:
-        state = torch.load(self.folder / "checkpoint.pt", map_location="cpu", weights_only=True)
-        if state["data"] != self.data_digest:
-            sys.exit(f"error: {self.args.data}: not the file this run started with; restore it, or start a new run")
-        for key, part in self.parts.items():
-            if isinstance(part, torch.Generator):
-                part.set_state(state["parts"][key])
-            else:
-                part.load_state_dict(state["parts"][key])
-        self.done, self.curve, self.seconds = state["done"], state["curve"], state["seconds"]
-        print(f"continuing {self.folder} after {self.done}")
-
-    def evaluate(self, policy: Policy, step: int) -> None:
-        """Every eval_every updates and at the end: a row of the curve, and a line for the reader with the time left."""
-        args = self.args
-        if self.evaluator is None or (step % args.eval_every and step != args.total_steps):
-            return
-        before = self.start_clock("evaluation")
-        success, returned = self.evaluator.evaluate(policy, step)
-        self.start_clock(before)
-        elapsed = sum(self.seconds.values())
-        self.curve.append([step, None if np.isnan(success) else success, returned, round(elapsed, 1)])
-        rows = ["step,success_rate,episodic_return,seconds"]
-        rows += [",".join("" if value is None else str(value) for value in row) for row in self.curve]
-        write_atomically(self.folder / "evals.csv", "\n".join(rows) + "\n")
-        self.log("eval/episodic_return", returned, step)
-        text = f"return {returned:.0f}"
-        if not np.isnan(success):
-            self.log("eval/success_rate", success, step)
-            text = f"success {success:.0%}, {text}"
-        in_loop = self.seconds["policy"] + self.seconds["evaluation"]
-        left = in_loop / step * (args.total_steps - step) / 60
-        tqdm.write(f"update {step}/{args.total_steps}: {text}, {left:.1f} min left", file=sys.stdout)
-        self.log("charts/SPS", step / in_loop, step)
-
-    def finish(self, policy: Policy, model: dict, **summary) -> dict:
-        """model.pt, the video if wanted, result.json, and the same summary as the last line on standard output."""
-        args = self.args
-        self.start_clock("policy")
-        common = {"format_version": 1, "algorithm": args.exp_name, "task": args.task, "args": asdict(args)}
-        dims = {"obs_dim": policy.net[0].in_features, "act_dim": policy.net[-2].out_features}
-        weights = {k: v.cpu() for k, v in policy.state_dict().items()}
-        torch.save({**common, **dims, "policy": weights, **model}, self.folder / "model.tmp")
-        os.replace(self.folder / "model.tmp", self.folder / "model.pt")
-        if args.capture_video:
-            capture_video(self.folder / "video.mp4", self.folder / "model.pt", args)
-        successes, returns = ([row[i] for row in self.curve] for i in (1, 2))
-        success = smoothed([] if None in successes else successes)
-        returns = smoothed(returns)
-        git = ["git", "-C", str(Path(__file__).resolve().parent), "describe", "--always", "--dirty", "--abbrev=12"]
-        try:
-            commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
-        except (OSError, subprocess.CalledProcessError):
-            commit = None
-        versions = {"python": sys.version.split()[0]}
-        for package in ("torch", "numpy", "mujoco", "metaworld", "gymnasium"):
-            try:
-                versions[package] = metadata.version(package)
-            except metadata.PackageNotFoundError:
-                versions[package] = None
-        result = {
-            "algorithm": args.exp_name, "task": args.task, "n_pref": args.n_pref, "seed": args.seed,
-            "steps": args.total_steps, "n_segments": None,
-            "lambda": None, "n_eff": None, "n_eff_target": None, "kl": None,
-            "pref_acc_train": None, "pref_acc_val": None,
-            "success_peak": float(success.max()) if len(success) else None,
-            "return_peak": float(returns.max()) if len(returns) else None,
-            "success_last": float(success[-1]) if len(success) else None,
-            "return_last": float(returns[-1]) if len(returns) else None,
-            **{k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in summary.items()},
-            "curve": [row[:3] for row in self.curve],
-            "seconds": {k: round(v, 2) for k, v in (*self.seconds.items(), ("total", sum(self.seconds.values())))},
-            "versions": versions, "git": commit,
-        }  # fmt: skip
-        write_atomically(self.folder / "result.json", json.dumps(result, indent=1))
-        (self.folder / "checkpoint.pt").unlink(missing_ok=True)
-        self.writer.close()
-        if self.evaluator is not None:
-            self.evaluator.close()
-        print(json.dumps(result))
-        return result
-
-
-# ---- end shared ----
-
-
-# ---- shared: minibatches (identical in every baseline; `python tests/test_shared_blocks.py --fix` copies it) ----
-def set_defaults(args: Args, defaults: dict, **least: int) -> None:
-    """Flags that were not given get their default; none may be below its least value."""
-    for key, value in defaults.items():
-        if getattr(args, key) is None:
-            setattr(args, key, value)
-    for key, value in least.items():
-        if getattr(args, key) < value:
-            sys.exit(f"error: --{key.replace('_', '-')} {getattr(args, key)}: must be at least {value}")
-
-
-def minibatch(n: int, batch_size: int, seed: int, step: int) -> torch.Tensor:
-    """Rows of update `step` = 1, 2, ...: each epoch is a permutation of the n pairs, its last batch may be smaller."""
-    epoch, i = divmod(step - 1, math.ceil(n / batch_size))
-    order = np.random.default_rng([seed, 2, epoch]).permutation(n)  # the step tells all: exact resume
-    return torch.from_numpy(order[i * batch_size : (i + 1) * batch_size])
-
-
-# ---- end shared ----
-
-
-# ---- shared: transformer (identical where it stands; `python tests/test_shared_blocks.py --fix` copies it) ----
-def dense(n_in: int, n_out: int, generator: torch.Generator | None) -> nn.Linear:
-    """A linear layer with LeCun-normal weights (cut at two deviations) and zero bias, Flax's initialisation."""
-    layer = nn.utils.skip_init(nn.Linear, n_in, n_out)
-    std = n_in**-0.5 / 0.8796  # 0.8796: the standard deviation of a unit normal that is cut at two
-    weight = nn.init.trunc_normal_(torch.empty(n_out, n_in), 0.0, std, -2 * std, 2 * std, generator=generator)
-    with torch.no_grad():
-        layer.weight.copy_(weight)
-        layer.bias.zero_()
-    return layer
-
-
-class Block(nn.Module):
-    """GPT-2's pre-normalised layer with ReLU: x + attention(norm(x)), then x + mlp(norm(x))."""
-
-    def __init__(self, width: int, heads: int, causal: bool, dropout: Dropout, init=None):
-        super().__init__()
-        self.heads, self.causal, self.dropout = heads, causal, dropout
-        self.norm_attention, self.norm_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.query, self.key_value = dense(width, width, init), dense(width, 2 * width, init)
-        self.out = dense(width, width, init)
-        self.mlp = nn.Sequential(dense(width, 4 * width, init), nn.ReLU(), dense(4 * width, width, init))
-
-    def forward(self, x: torch.Tensor, rows: slice = slice(None)) -> torch.Tensor:
-        """(B, L, W) -> (B, R, W): the outputs of the tokens `rows`; each attends to all L (causal: up to itself)."""
-        (B, L, W), H = x.shape, self.heads
-        h, x = self.norm_attention(x), x[:, rows]
-        q = self.query(h[:, rows]).view(B, -1, H, W // H).transpose(1, 2)  # (B, H, R, W / H)
-        k, v = self.key_value(h).view(B, L, 2, H, W // H).permute(2, 0, 3, 1, 4)  # each (B, H, L, W / H)
-        logits = q @ k.transpose(-2, -1) * (W // H) ** -0.5  # (B, H, R, L)
-        if self.causal:
-            sees = torch.ones(L, L, dtype=torch.bool, device=x.device).tril()[rows]
-            logits = logits.masked_fill(~sees, -torch.inf)
-        y = (self.dropout(logits.softmax(-1)) @ v).transpose(1, 2).reshape(B, -1, W)
-        x = x + self.dropout(self.out(y))
-        return x + self.dropout(self.mlp(self.norm_mlp(x)))
-
-
-class Trunk(nn.Module):
-    """Tokens a_1, s_1, a_2, s_2, ... with a timestep embedding -> Transformer -> the outputs x_t at the s_t tokens."""
-
-    def __init__(
-        self, obs_dim: int, act_dim: int, length: int, width: int, layers: int, heads: int, causal: bool,
-        dropout: Dropout, init=None,
-    ):  # fmt: skip
-        super().__init__()
-        self.embed_act, self.embed_obs = dense(act_dim, width, init), dense(obs_dim, width, init)
-        self.timestep = nn.Parameter(torch.randn(length, width, generator=init) * width**-0.5)
-        self.norm_in, self.norm_out, self.dropout = nn.LayerNorm(width), nn.LayerNorm(width), dropout
-        self.blocks = nn.ModuleList([Block(width, heads, causal, dropout, init) for _ in range(layers)])
-
-    def forward(self, obs: torch.Tensor, act: torch.Tensor) -> torch.Tensor:
-        act = act.clamp(-0.999, 0.999)
-        x = torch.stack((self.embed_act(act), self.embed_obs(obs)), dim=2)  # (B, T, 2, W)
-        x = (x + self.timestep[: obs.shape[1], None]).flatten(1, 2)  # (B, 2T, W)
-        x = self.dropout(self.norm_in(x))
-        for block in self.blocks[:-1]:
-            x = block(x)
-        return self.norm_out(self.blocks[-1](x, slice(1, None, 2)))  # (B, T, W): what a_t gives, nobody reads
+        self.embed_act, self.embed_obs = nn.Linear(act_dim, width), nn.Linear(obs_dim, width)
+        self.timestep = nn.Embedding(length + 1, width)  # 1 ... T, and 0 for padding
+        self.norm, self.dropout = nn.LayerNorm(width), nn.Dropout(0.1)
+        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.1, norm_first=True, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, layers, nn.LayerNorm(width), enable_nested_tensor=False)
+        self.head = nn.Sequential(nn.Linear(width, width // 2), nn.ReLU(), nn.Linear(width // 2, 1))
+        for block in self.encoder.layers:
+            block.dropout.p = 0.0  # GPT-2 has none inside its MLP
+        for name, p in self.named_parameters():
+            if p.ndim == 2:  # LeCun normal, as Flax: cut at two deviations, which leaves 0.8796 of one
+                std = p.shape[1] ** -0.5 / 0.8796
+                nn.init.trunc_normal_(p, std=std, a=-2 * std, b=2 * std)
+            elif name.endswith("bias"):
+                nn.init.zeros_(p)
+
+    def forward(self, obs: torch.Tensor, act: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        """f of the first n steps; nobody attends to the padding, but the mean is over it too, as the authors'.
+
+        (B, T, o), (B, T, a), (B,) -> (B,)
+        """
+        inside = before(n, obs.shape[1])  # (B, T)
+        timestep = self.timestep(inside * torch.arange(1, obs.shape[1] + 1, device=obs.device))  # (B, T, W)
+        tokens = self.embed_act(act * inside[..., None]), self.embed_obs(obs * inside[..., None])
+        x = (torch.stack(tokens, dim=2) + timestep[:, :, None]).flatten(1, 2)  # (B, 2T, W)
+        padding = ~inside.repeat_interleave(2, dim=1)  # (B, 2T)
+        x = self.encoder(self.dropout(self.norm(x)), src_key_padding_mask=padding)
+        return self.head(x[:, 1::2]).mean((1, 2))
+
+
+def before(n: torch.Tensor, length: int) -> torch.Tensor:
+    """Which steps are among the first n. (B,) -> (B, T)"""
+    return torch.arange(length, device=n.device) < n[:, None]
 
 
 def preference_loss(better: torch.Tensor, worse: torch.Tensor) -> torch.Tensor:
-    """Bradley-Terry cross-entropy: -mean log(exp f+ / (exp f+ + exp f-)). (B,), (B,) -> ()"""
-    return F.softplus(worse - better).mean()
-
-
-def accuracy(scores: torch.Tensor) -> float:
-    """Share of pairs whose preferred segment, the first, has the larger score. (n, 2)"""
-    return (scores[:, 0] > scores[:, 1]).double().mean().item()
+    """-mean log sigmoid(f(tau+) - f(tau-)). (B,), (B,) -> ()"""
+    return -F.logsigmoid(better - worse).mean()
 
 
 def warmup_cosine(step: int, total: int, peak: float) -> float:
@@ -851,39 +146,26 @@ def warmup_cosine(step: int, total: int, peak: float) -> float:
     return low + (peak - low) * 0.5 * (1 + math.cos(math.pi * (done - warmup) / (total - warmup)))
 
 
-# ---- end shared ----
+def shifted_windows(
+    segments: int, shortest: int, length: int, size: int, deviation: float, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Segments i, steps n of tau and steps of tau', (B,) each: half whole segments, half any windows, none twice.
+
+    A window moves within its segment by round(N(0, deviation^2)) steps, no further than the first or last window.
+    """
+    lengths = length - shortest + 1
+    window = torch.randperm(segments * lengths, device=device)[: size - size // 2]
+    i = torch.cat((torch.randperm(segments, device=device)[: size // 2], window // lengths))
+    n = torch.cat((torch.full((len(i) - len(window),), length, device=device), shortest + window % lengths))
+    shift = (deviation * torch.randn(len(n), device=device)).round().long()
+    return i, n, (n + shift).clamp(shortest, length)
 
 
-class Predictor(nn.Module):
-    """f(tau): Transformer without a causal mask, MLP at each s_t, mean over time."""
-
-    def __init__(self, args: Args, obs_dim: int, act_dim: int, length: int, init=None, noise=None):
-        super().__init__()
-        width, dropout = args.predictor_width, Dropout(args.predictor_dropout, noise)
-        sizes = (obs_dim, act_dim, length, width, args.predictor_layers, args.predictor_heads)
-        self.trunk = Trunk(*sizes, False, dropout, init)
-        self.head = nn.Sequential(dense(width, width // 2, init), nn.ReLU(), dense(width // 2, 1, init))
-
-    def forward(self, obs: torch.Tensor, act: torch.Tensor) -> torch.Tensor:
-        return self.head(self.trunk(obs, act)).mean((1, 2))  # (B, L, o), (B, L, a) -> (B,), any L up to T
-
-
-def smoothness_loss(score: torch.Tensor, shifted: torch.Tensor) -> torch.Tensor:
-    """mean (f(tau) - f(tau'))^2. (B,), (B,) -> ()"""
-    return (score - shifted).square().mean()
-
-
-def shifted_window(x: torch.Tensor, shift: int) -> torch.Tensor:
-    """Steps shift ... shift + T - 1, those that exist; at least one. (B, T, d) -> (B, T - |shift|, d)"""
-    last = x.shape[1] - 1
-    return x[:, min(shift, last) :] if shift > 0 else x[:, : last + 1 + max(shift, -last)]
-
-
-def window_distance(policy: Policy, obs: torch.Tensor, act: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+def window_distance(policy: nn.Module, obs: torch.Tensor, act: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
     """d = mean_t ||pi(s_t) - a_t|| / 2 over the first n steps of each. (B, T, o), (B, T, a), (B,) -> (B,)"""
-    inside = torch.arange(obs.shape[1], device=obs.device) < n[:, None]  # (B, T)
+    inside = before(n, obs.shape[1])  # (B, T)
     distance = (policy(obs[inside]) - act[inside]).norm(dim=-1)  # (steps of all windows,): no work on padding
-    return torch.zeros(inside.shape, device=obs.device).masked_scatter(inside, distance).sum(1) / n / 2
+    return distance.new_zeros(inside.shape).masked_scatter(inside, distance).sum(1) / n / 2
 
 
 def ranking_loss(d: torch.Tensor, score: torch.Tensor, conservativeness: float, temperature: float) -> torch.Tensor:
@@ -894,106 +176,517 @@ def ranking_loss(d: torch.Tensor, score: torch.Tensor, conservativeness: float, 
 
 
 @torch.no_grad()
-def score_segments(model: Predictor, obs: torch.Tensor, act: torch.Tensor, size: int = 256) -> torch.Tensor:
-    """f of each segment or of prefixes of one length, without dropout. (K, L, o), (K, L, a) -> (K,)"""
-    model.eval()
-    scores = [model(o, a) for o, a in zip(obs.split(size), act.split(size), strict=True)]
-    model.train()
-    return torch.cat(scores)
+def scores(predictor: Predictor, obs: torch.Tensor, act: torch.Tensor, n: int) -> torch.Tensor:
+    """f of the first n steps of each segment, without dropout, 256 at a time. (K, T, o), (K, T, a) -> (K,)"""
+    predictor.eval()
+    parts = zip(obs.split(256), act.split(256), strict=True)
+    result = [predictor(o, a, torch.full((len(o),), n, device=o.device)) for o, a in parts]
+    predictor.train()
+    return torch.cat(result)
 
 
-def apply_preset(args: Args) -> None:
-    """Fills in the flags that were not given."""
-    at_least_one = dict.fromkeys(("predictor_batch_size", "predictor_layers", "window_stride"), 1)
-    set_defaults(args, PRESETS[args.preset], batch_size=2, **at_least_one)  # 2: to rank
+def accuracy(score: torch.Tensor, prefs: torch.Tensor) -> float:
+    """Share of pairs whose preferred segment has the larger score; NaN of none. (K,), (n, 2)"""
+    return (score[prefs[:, 0]] > score[prefs[:, 1]]).double().mean().item()
 
 
-def fill_in(args: Args, n_train: int, length: int) -> None:
-    """Fills in the flags that depend on the data, and looks at them."""
-    set_defaults(args, dict(predictor_steps=10_000 * math.ceil(n_train / args.predictor_batch_size)), predictor_steps=1)
-    if args.min_seq_len > length:
-        sys.exit(f"error: --min-seq-len {args.min_seq_len}: segments have {length} steps")
-    if args.predictor_width % args.predictor_heads:
-        sys.exit(f"error: --predictor-width {args.predictor_width}: must be a multiple of --predictor-heads")
+# ---- shared by the baselines that draw pairs ----
+def minibatch(n: int, size: int, seed: int, step: int) -> torch.Tensor:
+    """Pairs of update `step` = 1, 2, ...: each epoch is a permutation of the n, its last batch may be smaller."""
+    epoch, i = divmod(step - 1, -(-n // size))
+    order = np.random.default_rng([seed, 1, epoch]).permutation(n)  # (seed, step) tells all: resume needs no state
+    return torch.from_numpy(order[i * size : (i + 1) * size])
+
+
+# ---- end ----
+
+
+def check_flags(args: Args, length: int) -> None:
+    problems = {
+        f"--min-seq-len {args.min_seq_len}: segments have {length} steps": args.min_seq_len > length,
+        f"--batch-size {args.batch_size}: at least 2 windows can be ranked": args.batch_size < 2,
+        f"--dropout {args.dropout}: must be less than 1": args.dropout >= 1,
+        f"--predictor-width {args.predictor_width}: must be a multiple of --predictor-heads, and even": (
+            args.predictor_width % args.predictor_heads or args.predictor_width % 2
+        ),
+    }
+    for problem in (text for text, found in problems.items() if found):
+        sys.exit(f"error: {problem}")
 
 
 def main(args: Args) -> dict:
-    apply_preset(args)
     device = prepare(args)
-    obs, act, prefs = load_segments(args)  # (K, T, o), (K, T, a), (n, 2)
-    (n_segments, length, obs_dim), act_dim = obs.shape, act.shape[-1]
-    n_val = len(prefs) // 10  # held out: only reported
-    fill_in(args, len(prefs) - n_val, length)
-    evaluator = Evaluator(args, obs_dim, act_dim) if args.eval else None
-
-    init = torch.Generator().manual_seed(args.seed)
-    noise = torch.Generator(device).manual_seed(args.seed)  # shifts, windows and dropout
-    model = Predictor(args, obs_dim, act_dim, length, init, noise).to(device)
-    policy = Policy(obs_dim, act_dim, init, noise).to(device)
-    model_optimizer = torch.optim.AdamW(model.parameters(), lr=args.predictor_learning_rate, weight_decay=1e-4)
-    optimizer = torch.optim.Adam(policy.parameters(), lr=args.learning_rate)
-    run = Run(args, model=model, model_optimizer=model_optimizer, policy=policy, optimizer=optimizer, noise=noise)
-    run.evaluator = evaluator
-    obs, act, prefs = obs.to(device), act.to(device), prefs.to(device)
-    prefs = prefs[torch.from_numpy(np.random.default_rng([args.seed, 1]).permutation(len(prefs))).to(device)]
-    val, train = prefs[:n_val], prefs[n_val:]
+    data, unused = load_data(args, device)
+    obs, act, prefs = data.obs, data.act, data.prefs  # (K, T, o), (K, T, a), (n, 2): preferred first
+    (K, T, obs_dim), act_dim = obs.shape, act.shape[-1]
+    check_flags(args, T)
+    args.predictor_steps = args.predictor_steps or 10_000 * math.ceil(len(prefs) / args.predictor_batch_size)
+    sizes = args.predictor_width, args.predictor_layers, args.predictor_heads
+    predictor = Predictor(obs_dim, act_dim, T, *sizes).to(device)
+    policy = Policy(obs_dim, act_dim).to(device)
+    for module in policy.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = args.dropout
+    predictor_optimizer = torch.optim.AdamW(predictor.parameters(), weight_decay=1e-4, fused=True)
+    optimizer = torch.optim.Adam(policy.parameters(), lr=args.learning_rate, fused=True)
+    run = Run(
+        args, predictor=predictor, predictor_optimizer=predictor_optimizer, policy=policy, optimizer=optimizer
+    )  # fmt: skip
 
     # 1. Preference predictor
-    run.start_clock("advantage")
-    start = run.done.get("predictor", 0)
-    log_every = max(1, args.predictor_steps // 20)
-    with tqdm(total=args.predictor_steps, initial=start, desc="predictor", unit="update", disable=None) as bar:
-        for step in range(start + 1, args.predictor_steps + 1):
-            pairs = train[minibatch(len(train), args.predictor_batch_size, args.seed, step).to(device)]  # (B, 2)
-            scores = model(obs[pairs].flatten(0, 1), act[pairs].flatten(0, 1)).view(-1, 2)  # (B, 2)
-            preference = preference_loss(*scores.unbind(1))
-            side = torch.randint(2, (len(pairs), 1), generator=noise, device=device)
-            index = pairs.gather(1, side).squeeze(1)  # (B,)
-            shift = round(args.smoothness_shift * torch.randn((), generator=noise, device=device).item())
-            shifted = model(shifted_window(obs[index], shift), shifted_window(act[index], shift))  # (B,)
-            smoothness = smoothness_loss(scores.gather(1, side).squeeze(1), shifted)
-            lr = warmup_cosine(step, args.predictor_steps, args.predictor_learning_rate)
-            model_optimizer.param_groups[0]["lr"] = lr
-            model_optimizer.zero_grad()
-            (preference + args.smoothness * smoothness).backward()
-            model_optimizer.step()
-            bar.update()
-            if step % log_every == 0:
-                run.log("losses/preference", preference.item(), step)
-                run.log("losses/smoothness", smoothness.item(), step)
-                run.log("charts/predictor_learning_rate", lr, step)
-                if n_val:
-                    acc_val = accuracy(score_segments(model, obs[val.flatten()], act[val.flatten()]).view(-1, 2))
-                    run.log("charts/pref_acc_val", acc_val, step)
-            run.checkpoint(predictor=step)
+    for step in run.steps("predictor", args.predictor_steps):
+        pairs = prefs[minibatch(len(prefs), args.predictor_batch_size, args.seed, step).to(device)]  # (B, 2)
+        i = pairs.flatten()
+        better, worse = predictor(obs[i], act[i], torch.full_like(i, T)).view(-1, 2).unbind(1)
+        loss = preference = preference_loss(better, worse)
+        if args.smoothness:
+            i, n, moved = shifted_windows(K, args.min_seq_len, T, len(pairs), args.smoothness_shift, device)
+            difference = predictor(obs[i], act[i], n) - predictor(obs[i], act[i], moved)
+            loss = preference + args.smoothness * difference.square().mean()
+        rate = warmup_cosine(step, args.predictor_steps, args.predictor_learning_rate)
+        predictor_optimizer.param_groups[0]["lr"] = rate
+        predictor_optimizer.zero_grad()
+        loss.backward()
+        predictor_optimizer.step()
+        if step % 50 == 0:
+            run.log(step, losses__preference=preference.item(), losses__predictor=loss.item())
 
-    # 2. Each window, a prefix of its segment, is scored once
-    lengths = torch.arange(length, max(args.min_seq_len, 1) - 1, -args.window_stride, device=device)  # (W,)
-    scores = torch.stack([score_segments(model, obs[:, :n], act[:, :n]) for n in lengths.tolist()], dim=1)  # (K, W)
-    acc_train, acc_val = accuracy(scores[train, 0]), accuracy(scores[val, 0])
-    run.log("charts/pref_acc_train", acc_train, args.predictor_steps)
-    print(f"predictor: accuracy {acc_train:.3f} on {len(train)} pairs, {acc_val:.3f} on {n_val} held-out pairs")
+    # 2. Each window is scored once
+    lengths = torch.arange(T, args.min_seq_len - 1, -args.window_stride, device=device)  # (W,)
+    score = torch.stack([scores(predictor, obs, act, n) for n in lengths.tolist()], dim=1)  # (K, W)
+    pref_acc_train = accuracy(score[:, 0], prefs)
+    pref_acc_val = accuracy(scores(predictor, unused.obs, unused.act, T), unused.prefs)
+    run.log(args.predictor_steps, charts__pref_acc_train=pref_acc_train)
+    print(f"predictor: accuracy {pref_acc_train:.3f} on {len(prefs)} pairs, {pref_acc_val:.3f} on the unused ones")
 
     # 3. Policy: ranking of windows
-    run.start_clock("policy")
-    start, batch_size = run.done.get("policy", 0), min(args.batch_size, scores.numel())
-    with tqdm(total=args.total_steps, initial=start, desc="policy", unit="update", disable=None) as bar:
-        for step in range(start + 1, args.total_steps + 1):
-            window = torch.randint(scores.numel(), (batch_size,), generator=noise, device=device)
-            i, n = window // len(lengths), lengths[window % len(lengths)]  # (B,), (B,)
-            d = window_distance(policy, obs[i], act[i], n)  # (B,)
-            loss = ranking_loss(d, scores.flatten()[window], args.conservativeness, args.temperature)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            bar.update()
-            if step % args.eval_every == 0:
-                run.log("losses/policy", loss.item(), step)
-                run.log("losses/distance", d.mean().item(), step)
+    for step in run.steps("policy", args.total_steps):
+        window = torch.randperm(score.numel(), device=device)[: args.batch_size]  # (B,), none twice
+        i, n = window // len(lengths), lengths[window % len(lengths)]
+        distance = window_distance(policy, obs[i], act[i], n)  # (B,)
+        loss = ranking_loss(distance, score.flatten()[window], args.conservativeness, args.temperature)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step % args.eval_every == 0 or step == args.total_steps:
+            run.log(step, losses__policy=loss.item(), losses__distance=distance.mean().item())
             run.evaluate(policy, step)
-            run.checkpoint(policy=step)
-    saved = {"predictor": {k: v.cpu() for k, v in model.state_dict().items()}}
-    return run.finish(policy, saved, n_segments=n_segments, pref_acc_train=acc_train, pref_acc_val=acc_val)
+    return run.finish(
+        {"policy": policy, "predictor": predictor},
+        n_segments=K, pref_acc_train=pref_acc_train, pref_acc_val=pref_acc_val,
+    )  # fmt: skip
+
+
+# ======== The rest is the same in every script: python tests/test_shared.py --fix copies it ========
+# ---- data ----
+class Segments(NamedTuple):
+    obs: torch.Tensor  # (K, T, o)
+    act: torch.Tensor  # (K, T, a)
+    prefs: torch.Tensor  # (n, 2): indices of the preferred and of the other segment
+    rows: torch.Tensor  # (K,): where the segments stand in the file
+
+
+def load_data(args: Args, device: torch.device) -> tuple[Segments, Segments]:
+    """The segments of n_pref chosen pairs, to learn from, and those of the unused pairs, only to report an accuracy."""
+
+    def check(ok: bool, problem: str) -> None:
+        if not ok:
+            sys.exit(f"error: {args.data}: {problem} (data_gen/validate.py says more)")
+
+    try:
+        with zipfile.ZipFile(args.data) as archive:  # np.load does not read to the end, where a checksum would tell
+            check(archive.testzip() is None, f"damaged: the checksum of {archive.testzip()} is wrong; copy it again")
+        with np.load(args.data, allow_pickle=False) as file:
+            obs, act, prefs, version = (np.asarray(file[key]) for key in ("obs", "act", "prefs", "format_version"))
+            policy = np.asarray(file["policy"]) if "policy" in file else None
+    except Exception as e:  # not there, not an npz, truncated, pickled, a key is missing, larger than memory
+        reason = " ".join(f"{type(e).__name__}: {e}".split())[:200]
+        sys.exit(f"error: {args.data}: cannot read obs, act, prefs, format_version from it ({reason})")
+    check(np.array_equal(version, 1), "format_version must be the integer 1")
+    floats = obs.ndim == act.ndim == 3 and obs.size * act.size > 0 and obs.dtype.kind == act.dtype.kind == "f"
+    found = f"found {obs.dtype} {obs.shape} and {act.dtype} {act.shape}"
+    check(floats and obs.shape[:2] == act.shape[:2], f"obs and act must be float32, (K, T, o) and (K, T, a), {found}")
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite
+        obs, act = obs.astype(np.float32), act.astype(np.float32)
+    check(np.isfinite(obs.sum(dtype=float)), "obs has NaN or infinity; repair or remove those segments")
+    check(np.abs(act).max() <= 1, "act must be in [-1, 1], without NaN; rescale the actions")
+    integers = prefs.ndim == 2 and prefs.shape[1] == 2 and prefs.dtype.kind in "iu"
+    check(integers, f"prefs must be integers (n, 2), found {prefs.dtype} {prefs.shape}")
+    check(prefs.min(initial=0) >= 0 and prefs.max(initial=0) < len(obs), f"prefs must index the {len(obs)} segments")
+    check((prefs[:, 0] != prefs[:, 1]).all(), "prefs must not pair a segment with itself; remove those rows")
+    policies = policy is None or (policy.shape == (len(obs),) and policy.dtype.kind in "iu")
+    check(policies, f"policy must be {len(obs)} integers; repair or drop it")
+    args.n_pref = args.n_pref or len(prefs)
+    check(1 <= args.n_pref <= len(prefs), f"prefs has {len(prefs)} rows; choose --n-pref from 1 to that")
+    if np.abs(obs).max() > 1e6:
+        print(f"warning: {args.data}: obs up to {np.abs(obs).max():.1e}; learning may diverge, rescale them")
+
+    def segments(pairs: np.ndarray) -> Segments:
+        rows, renumbered = np.unique(pairs, return_inverse=True)
+        arrays = (obs[rows], act[rows], renumbered.reshape(-1, 2), rows)
+        return Segments(*(torch.from_numpy(x).to(device) for x in arrays))
+
+    prefs = prefs.astype(np.int64)
+    chosen = choose_pairs(prefs, args.n_pref, args.seed, policy)
+    return segments(prefs[chosen]), segments(np.delete(prefs, chosen, axis=0))
+
+
+def choose_pairs(prefs: np.ndarray, n: int, seed: int, policy: np.ndarray | None = None) -> np.ndarray:
+    """n rows in random order; where the data policies are known, each has its equal share as far as possible."""
+    order = np.random.default_rng([seed, 0]).permutation(len(prefs))
+    if policy is None:
+        return order[:n]
+    quota, counts, chosen, left = -(-2 * n // len(np.unique(policy))), Counter(), [], []
+    for row in order:
+        after = counts + Counter(policy[prefs[row]].tolist())
+        fits = max(after.values()) <= quota
+        (chosen if fits else left).append(row)
+        counts = after if fits else counts
+    return np.array((chosen + left)[:n])
+
+
+# ---- policy ----
+def linear(n_in: int, n_out: int) -> nn.Linear:
+    """Orthogonal weights and zero bias: CPL's initialisation."""
+    layer = nn.Linear(n_in, n_out)
+    nn.init.orthogonal_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class Policy(nn.Module):
+    """CPL's actor: deterministic mu(s) in (-1, 1), two hidden layers of 512, dropout 0.25 before each ReLU."""
+
+    def __init__(self, obs_dim: int, act_dim: int):
+        super().__init__()
+        hidden = [linear(obs_dim, 512), nn.Dropout(0.25), nn.ReLU(), linear(512, 512), nn.Dropout(0.25), nn.ReLU()]
+        self.net = nn.Sequential(*hidden, linear(512, act_dim), nn.Tanh())
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.net(obs)  # (..., o) -> (..., a)
+
+    def log_prob(self, obs: torch.Tensor, act: torch.Tensor) -> torch.Tensor:
+        """A unit-variance Gaussian up to constants: log pi(a | s) = -||a - mu(s)||^2. (..., o), (..., a) -> (...)"""
+        return -(self(obs) - act).square().sum(-1)
+
+
+# ---- simulators ----
+METAWORLD_TASKS = (
+    "button-press", "door-open", "drawer-open", "faucet-close", "lever-pull",
+    "peg-insert-side", "plate-slide", "push-back", "sweep-into", "window-close",
+)  # fmt: skip
+LOCOMOTION_TASKS = {  # without early termination
+    "ant": dict(id="Ant-v5", terminate_when_unhealthy=False, include_cfrc_ext_in_observation=False),
+    "half-cheetah": dict(id="HalfCheetah-v5"),
+    "hopper": dict(id="Hopper-v5", terminate_when_unhealthy=False),
+    "walker2d": dict(id="Walker2d-v5", terminate_when_unhealthy=False),
+}
+HORIZON = 250
+
+
+def quaternion(matrix: np.ndarray) -> np.ndarray:
+    """(x, y, z, w) of a rotation matrix with the bits of scipy's Rotation, which takes a third of a Meta-World step."""
+    m = matrix.tolist()
+    trace = m[0][0] + m[1][1] + m[2][2]
+    i = max(range(3), key=lambda axis: m[axis][axis])
+    j, k = (i + 1) % 3, (i + 2) % 3
+    if trace > m[i][i]:
+        q = [m[2][1] - m[1][2], m[0][2] - m[2][0], m[1][0] - m[0][1], 1 + trace]
+    else:
+        q = [0.0, 0.0, 0.0, m[k][j] - m[j][k]]
+        q[i], q[j], q[k] = 1 - trace + 2 * m[i][i], m[j][i] + m[i][j], m[k][i] + m[i][k]
+    return np.array(q) / np.sqrt(q[0] * q[0] + q[1] * q[1] + q[2] * q[2] + q[3] * q[3])
+
+
+class MetaWorldEnv:
+    """A Meta-World v3 task with CPL's changes: visible goal, new at each reset; random hand start; 35 observations."""
+
+    HAND_NOISE = np.array([0.25, 0.15, 0.2])
+
+    def __init__(self, task: str):
+        import gymnasium as gym
+        from metaworld.env_dict import ALL_V3_ENVIRONMENTS
+
+        self.env = ALL_V3_ENVIRONMENTS[f"{task}-v3"]()
+        fast_rotation = SimpleNamespace(from_matrix=lambda matrix: SimpleNamespace(as_quat=lambda: quaternion(matrix)))
+        sys.modules[type(self.env).__module__].Rotation = fast_rotation
+        self.env._partially_observable = False
+        # The cached space was built while the goal was hidden, and step() clips observations to it: goal = (0, 0, 0).
+        del self.env.sawyer_observation_space
+        self.env._freeze_rand_vec = False
+        self.env._set_task_called = True
+        self.env.seeded_rand_vec = True  # goals from env.np_random; reset(seed=...) is ignored by Meta-World
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (35,), np.float32)
+        self.action_space = gym.spaces.Box(-1.0, 1.0, (4,), np.float32)
+
+    def _trim(self, obs: np.ndarray) -> np.ndarray:
+        return np.concatenate((obs[:18], obs[22:])).astype(np.float32)  # (39,) -> (35,): no previous hand position
+
+    def reset(self, seed: int) -> tuple[np.ndarray, dict]:
+        import mujoco
+
+        env, self.steps = self.env, 0
+        env.seed(seed)
+        mujoco.mj_resetData(env.model, env.data)  # nothing of the last episode may reach into this one
+        env.reset()
+        hand = env.hand_init_pos + env.np_random.uniform(-self.HAND_NOISE, self.HAND_NOISE)
+        for _ in range(50):  # env.init_tcp stays as it was: rewards need the unmoved one
+            env.data.mocap_pos[0] = np.clip(hand, env.mocap_low, env.mocap_high)
+            env.data.mocap_quat[0] = (1, 0, 1, 0)
+            env.do_simulation([-1, 1], env.frame_skip)
+        env._prev_obs = env._get_curr_obs_combined_no_goal()
+        return self._trim(env._get_obs()), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
+        obs, reward, _, _, info = self.env.step(action)
+        self.steps += 1
+        return self._trim(obs), float(reward), False, self.steps >= HORIZON, info
+
+
+@cache  # one per process
+def make_env(task: str, env_id: str = ""):
+    import gymnasium as gym
+
+    if task in METAWORLD_TASKS and not env_id:
+        return MetaWorldEnv(task)
+    if task not in LOCOMOTION_TASKS and not env_id:
+        known = ", ".join((*METAWORLD_TASKS, *LOCOMOTION_TASKS))
+        sys.exit(f"error: --task {task}: no simulator of that name; use one of {known}, or --env-id, or --no-eval")
+    spec = dict(id=env_id) if env_id else {**LOCOMOTION_TASKS[task], "max_episode_steps": HORIZON}
+    try:
+        env = gym.make(**spec)
+        if env.spec.max_episode_steps is None:
+            print(f"warning: {env_id} has no time limit: episodes end after 1,000 steps")
+            env = gym.wrappers.TimeLimit(env, 1_000)
+        if not env.action_space.is_bounded():
+            raise ValueError(f"found {env.action_space}")
+        return gym.wrappers.RescaleAction(gym.wrappers.FlattenObservation(env), -1.0, 1.0)
+    except Exception as e:
+        reason = " ".join(f"{type(e).__name__}: {e}".split())[:200]
+        sys.exit(f"error: --env-id {spec['id']}: must be installed and have bounded continuous actions ({reason})")
+
+
+# ---- evaluation ----
+def start_worker() -> None:
+    """An evaluation process leaves Ctrl-C to its parent and ends with it, in the middle of an episode too."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+
+
+def run_episode(task: str, env_id: str, layers: list, whole: bool, seed: int) -> tuple[float, float]:
+    """(success at any step, return) of one episode of the policy's mean, in a worker, which keeps its simulator."""
+    env, success, returned, ended = make_env(task, env_id), np.nan, 0.0, False
+    obs, _ = env.reset(seed=seed)
+    while not ended:
+        x = np.asarray(obs, np.float32)
+        for weight, bias in layers[:-1]:
+            x = np.maximum(x @ weight + bias, 0.0)
+        action = np.tanh(x @ layers[-1][0] + layers[-1][1])
+        obs, reward, terminated, truncated, info = env.step(action)
+        returned += float(reward)
+        success = np.fmax(success, info.get("success", info.get("is_success", np.nan)))  # NaN: no such notion
+        ended = terminated or truncated or (success == 1 and not whole)
+    return float(success), returned
+
+
+# ---- run directory ----
+def prepare(args: Args) -> torch.device:
+    """Flags of a resumed run, flags that others imply, checks, the seed, the device."""
+    if args.resume:
+        folder, here = Path(args.resume), dict(resume=args.resume, cuda=args.cuda, eval_workers=args.eval_workers)
+        try:
+            vars(args).update(json.loads((folder / "args.json").read_text()), **here)
+        except (OSError, ValueError, TypeError):
+            sys.exit(f"error: --resume {folder}: no readable args.json there; give a run directory, runs/<name>")
+        if vars(args).get("script") != Path(__file__).name:
+            sys.exit(f"error: --resume {folder}: not a run of this script; its args.json names the right one")
+        if (folder / "result.json").is_file():
+            print(f"{folder} is complete already")
+            sys.exit(0)
+    if not args.task and not args.data:
+        sys.exit("error: give --task (for example --task door-open), or --data with --env-id or --no-eval")
+    args.task = args.task or Path(args.data).stem
+    args.data = args.data or f"data/{args.task}.npz"
+    for name, default in vars(Args()).items():  # a number is above 0, or 0 where that is its default
+        value, zero = getattr(args, name), name == "seed" or not default
+        if type(value) in (int, float) and not (0 < value < np.inf or (value == 0 and zero)):
+            sys.exit(f"error: --{name.replace('_', '-')} {value}: must be {'at least' if zero else 'above'} 0")
+    if "/" in args.task + args.exp_name:
+        sys.exit("error: --task and --exp-name become a folder's name: they must not contain a slash")
+    if args.track and util.find_spec("wandb") is None:
+        sys.exit("error: --track: needs wandb: pip install wandb")
+    if args.cuda and not torch.cuda.is_available():
+        print("no GPU found: running on the CPU")
+    torch.manual_seed(args.seed)
+    return torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
+
+
+def write(path: Path, content: str | dict) -> None:
+    """A file appears only when it is complete: text, or a dict of tensors by torch.save."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        temporary.write_text(content) if isinstance(content, str) else torch.save(content, temporary)
+        os.replace(temporary, path)
+    except (OSError, RuntimeError) as e:  # RuntimeError: torch's for a full disk
+        sys.exit(f"error: {path}: cannot be written, is the disk full? Make room, then --resume {path.parent} ({e})")
+
+
+class Run:
+    """args.json, TensorBoard, evals.csv, checkpoint.pt while it lasts; model.pt and result.json once complete."""
+
+    CHECKPOINT_SECONDS = 60
+
+    def __init__(self, args: Args, **parts):
+        """`parts`: modules and optimizers; a resumed run restores them, and the random state, here."""
+        self.args, self.parts, self.phase, self.done, self.curve, self.pool = args, parts, "data", {}, [], None
+        self.seconds, self.clock = dict.fromkeys(("data", "utility", "policy", "evaluation"), 0.0), time.monotonic()
+        if args.eval:  # first of all: a process with TensorBoard's threads should not be forked
+            env, net = make_env(args.task, args.env_id), parts["policy"].net  # forked workers inherit the simulator
+            dims = env.observation_space.shape + env.action_space.shape
+            if dims != (net[0].in_features, net[-2].out_features):
+                fix = f"fix --task or --env-id, which has {dims} dimensions, or use --no-eval"
+                sys.exit(f"error: {args.data}: obs and act do not fit the simulator; {fix}")
+            self.pool = ProcessPoolExecutor(args.eval_workers, initializer=start_worker)
+            self.pool.submit(os.getpid).result()  # starts them
+        with open(args.data, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        self.flags = {"script": Path(__file__).name, "data_sha256": digest, **asdict(args)}
+        name = f"{args.task}__{args.exp_name}__n{args.n_pref}__s{args.seed}__{int(time.time())}"
+        self.folder = Path(args.resume or Path(args.runs_dir, name))
+        try:
+            if not args.resume:
+                try:
+                    self.folder.mkdir(parents=True)
+                except FileExistsError:  # a run started in the same second
+                    self.folder = Path(f"{self.folder}-{os.getpid()}")
+                    self.folder.mkdir()
+                write(self.folder / "args.json", json.dumps(self.flags, indent=1))
+            self.lock = open(self.folder / "args.json")  # held until this process ends
+            flock(self.lock, LOCK_EX | LOCK_NB)
+        except OSError as e:
+            sys.exit(f"error: {self.folder}: cannot be used: no folder, or another process is at this run ({e})")
+        if json.load(self.lock)["data_sha256"] != digest:
+            sys.exit(f"error: {args.data}: not the file this run started with; restore it, or start a new run")
+        if (self.folder / "checkpoint.pt").is_file():
+            self.restore()
+        if args.track:
+            import wandb
+
+            wandb.init(project="paws", name=self.folder.name, config=asdict(args), sync_tensorboard=True)
+        self.writer, self.saved = SummaryWriter(self.folder), time.monotonic()
+        signal.signal(signal.SIGINT, self.interrupt)
+        print(f"run directory: {self.folder}")
+
+    def interrupt(self, *_) -> None:
+        if self.pool:
+            self.pool.shutdown(wait=False, cancel_futures=True)
+        sys.exit(f"\nstopped; continue with: python {sys.argv[0]} --resume {self.folder}")
+
+    def tick(self, name: str) -> None:
+        """The time since the last call was spent on `name`."""
+        self.seconds[name] += time.monotonic() - self.clock
+        self.clock = time.monotonic()
+
+    def steps(self, phase: str, total: int):
+        """1 ... total, or from where a killed run was; a checkpoint once a minute, between two updates."""
+        self.tick("data" if self.phase == "data" else "utility")
+        self.phase = phase
+        for step in tqdm(range(self.done.get(phase, 0) + 1, total + 1), desc=phase, unit="update", disable=None):
+            yield step
+            self.done[phase] = step
+            self.tick("policy" if phase == "policy" else "utility")
+            if time.monotonic() - self.saved > self.CHECKPOINT_SECONDS:
+                self.save()
+
+    def save(self) -> None:
+        """Everything that the rest of the run depends on."""
+        for key, part in self.parts.items():
+            if isinstance(part, nn.Module):
+                self.check(f"a weight of {key}", sum(p.sum() for p in part.parameters()).item(), self.done[self.phase])
+        states = {key: part.state_dict() for key, part in self.parts.items()}
+        rng = {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}
+        rest = {"done": self.done, "curve": self.curve, "seconds": self.seconds}
+        write(self.folder / "checkpoint.pt", {"parts": states, "rng": rng, **rest})
+        self.saved = time.monotonic()
+
+    def restore(self) -> None:
+        path = self.folder / "checkpoint.pt"
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            for key, part in self.parts.items():
+                part.load_state_dict(state["parts"][key])
+            torch.set_rng_state(state["rng"]["cpu"])
+            torch.cuda.set_rng_state_all(state["rng"]["cuda"][: torch.cuda.device_count()])
+            self.done, self.curve, self.seconds = state["done"], state["curve"], state["seconds"]
+        except Exception as e:
+            sys.exit(f"error: {path}: damaged ({type(e).__name__}); delete it, then --resume starts this run anew")
+        print(f"continuing after {self.done}")
+
+    def check(self, name: str, value: float, step: int) -> None:
+        if not np.isfinite(value):
+            fix = "lower the learning rate, or rescale observations that are far from 1"
+            sys.exit(f"error: {self.phase} update {step}: {name} is not finite, learning has diverged; {fix}")
+
+    def log(self, step: int, **values: float | None) -> None:
+        for key, value in values.items():
+            if value is not None:
+                self.check(key, value, step)
+                self.writer.add_scalar(key.replace("__", "/"), value, step)
+
+    def evaluate(self, policy: Policy, step: int) -> None:
+        """A row of the curve. The episodes depend on (seed, step) alone: evaluating more or less changes no run."""
+        args = self.args
+        if not args.eval:
+            return
+        self.tick("policy")
+        linears = [layer for layer in policy.net if isinstance(layer, nn.Linear)]
+        layers = [(m.weight.detach().cpu().numpy().T.copy(), m.bias.detach().cpu().numpy()) for m in linears]
+        seeds = np.random.SeedSequence([args.seed, step]).generate_state(args.eval_episodes) >> 1
+        play = partial(run_episode, args.task, args.env_id, layers, args.eval_return)
+        try:
+            success, returned = np.mean(list(self.pool.map(play, seeds.tolist())), axis=0).tolist()
+        except BrokenProcessPool:
+            sys.exit("error: an evaluation process died (out of memory?); try fewer --eval-workers, then --resume")
+        success = None if np.isnan(success) else success
+        returned = returned if args.eval_return or success is None else None  # None: episodes were cut short
+        self.tick("evaluation")
+        self.curve.append([step, success, returned, round(sum(self.seconds.values()), 1)])
+        rows = [",".join("" if value is None else str(value) for value in row) for row in self.curve]
+        write(self.folder / "evals.csv", "\n".join(["step,success_rate,episodic_return,seconds", *rows, ""]))
+        speed = step / (self.seconds["policy"] + self.seconds["evaluation"])
+        self.log(step, eval__success_rate=success, eval__episodic_return=returned, charts__SPS=speed)
+        tqdm.write(f"update {step}/{args.total_steps}: success {success}, return {returned}", file=sys.stdout)
+
+    def finish(self, modules: dict[str, nn.Module], tensors: dict[str, torch.Tensor] | None = None, **summary) -> dict:
+        """model.pt, result.json, and the same on the last line of standard output."""
+        self.save()
+        weights = {name: {k: v.cpu() for k, v in module.state_dict().items()} for name, module in modules.items()}
+        write(self.folder / "model.pt", {"format_version": 1, "args": self.flags, **weights, **(tensors or {})})
+        result = {"algorithm": self.args.exp_name, **{key: self.flags[key] for key in ("task", "n_pref", "seed")}}
+        result["steps"] = self.args.total_steps
+        result |= dict.fromkeys(
+            ("n_segments", "lambda", "n_eff", "n_eff_target", "kl", "pref_acc_train", "pref_acc_val")
+        )
+        result |= {k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in summary.items()}
+        for name, column in (("success", 1), ("return", 2)):  # smoothed over 8 adjacent evaluations
+            values = [row[column] for row in self.curve if row[column] is not None]
+            window = min(8, len(values))
+            smooth = np.convolve(values, np.ones(window) / window, "valid").tolist() if values else [None]
+            result[f"{name}_peak"], result[f"{name}_last"] = max(smooth), smooth[-1]
+        self.tick("policy")
+        result["curve"] = [row[:3] for row in self.curve]
+        result["seconds"] = {**self.seconds, "total": sum(self.seconds.values())}
+        installed = {package.metadata["Name"]: package.version for package in metadata.distributions()}
+        packages = ("torch", "numpy", "mujoco", "metaworld", "gymnasium")
+        result["versions"] = {"python": sys.version.split()[0], **{name: installed.get(name) for name in packages}}
+        write(self.folder / "result.json", json.dumps(result, indent=1, allow_nan=False))
+        (self.folder / "checkpoint.pt").unlink()
+        self.writer.close()
+        if self.pool:
+            self.pool.shutdown()
+        print(json.dumps(result))
+        return result
 
 
 if __name__ == "__main__":
