@@ -59,7 +59,7 @@ METHODS = {  # name in tables: script, flags that make the method
     "bc_preferred": ("baselines/bc.py", "--data-used preferred"),
     # Oracles, which tell what was possible: they know which policy made a segment, or the labeler's own scores.
     "bc_best": ("baselines/bc.py", "--data-used best"),
-    "paws_oracle": ("paws_mlp.py", "--oracle"),
+    "paws_oracle": ("paws_mlp.py", "--advantage-from oracle"),
 }
 COMPARED = (*paper.METHODS, "paws_mlp_chi2", "dppo_defaults", "bc_best", "paws_oracle")
 PRESETS = {  # flags of each script; its own defaults are the paper's
@@ -332,15 +332,17 @@ def run_cell(cell: Cell, setup: Setup, patient: bool, cpu: str = "", stop: threa
             execute(arguments, log, cpu, stop)
             anew = "--resume" in arguments  # its checkpoint may be what is wrong
     if not finished(folder):
-        return {"problem": last_line(folder / "log.txt")}
+        return {"problem": last_error(folder / "log.txt")}
     sweep = read_json(folder / "sweep.json")
     added = {"method": cell.method, "options": dict(cell.options), "data": Path(cell.data).stem, "preset": setup.preset}
     return finished(folder)[1] | added | {"flags": cell.flags, **{k: sweep.get(k) for k in ("commit", "machine")}}
 
 
-def last_line(log: Path) -> str:
-    lines = re.split(r"[\r\n]", log.read_text(errors="replace"))
-    return next((line.strip() for line in reversed(lines) if line.strip()), "no output")
+def last_error(log: Path) -> str:
+    """The last line of a log that names an error, without tyro's frame; or the last line."""
+    lines = [line.strip("│╭╮╰╯─ ") for line in re.split(r"[\r\n]", log.read_text(errors="replace"))]
+    lines = [line for line in lines if line] or ["no output"]
+    return next((line for line in reversed(lines) if re.search("error|unrecognized", line, re.I)), lines[-1])
 
 
 def write(path: Path, text: str) -> None:

@@ -1,160 +1,407 @@
-"""The sweep's commands, resuming and failures, with tiny real runs; the tables' statistics by hand."""
+"""Statistics against scipy and by hand; the sweep with tiny real runs that are killed, fail, or meet another sweep."""
 
+import csv
 import fcntl
+import importlib.util
 import json
+import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
-from test_paws import ROOT, write_file
+import tyro
+from scipy import stats
 
+ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmark"))
+import paper
+import significance
+import spearman
 import sweep
 import tables
 
 
 # ---- statistics ----
 def test_peak_of_the_mean_of_smoothed_curves():
-    curves = np.random.default_rng(0).uniform(size=(3, 40))
-    smooth = np.array([[curve[i : i + 8].mean() for i in range(33)] for curve in curves])
-    best = max(range(33), key=lambda i: smooth[:, i].mean())
-    a, b, c = smooth[:, best]
-    mean = (a + b + c) / 3
-    deviation = (((a - mean) ** 2 + (b - mean) ** 2 + (c - mean) ** 2) / 2) ** 0.5
-    assert tables.peak_of_mean(curves) == pytest.approx((mean, 2 * deviation / 3**0.5, best + 7))
+    curves = np.random.default_rng(0).uniform(size=(3, 20))
+    runs = [
+        dict(task="door-open", seed=s, path="", curve=[[i, v, 0] for i, v in enumerate(c)])
+        for s, c in enumerate(curves)
+    ]
+    figure = tables.figure_of(runs)
+    smooth = np.array([[100 * curve[i : i + 8].mean() for i in range(13)] for curve in curves])
+    best = max(range(13), key=lambda i: smooth[:, i].mean())
+    assert figure.mean == pytest.approx(smooth[:, best].mean())
+    assert figure.two_se == pytest.approx(2 * stats.sem(smooth[:, best]))
+    assert figure.last == pytest.approx(100 * curves[:, -8:].mean())
+    assert figure.last_two_se == pytest.approx(2 * stats.sem(100 * curves[:, -8:].mean(1)))
+    assert figure.scores == pytest.approx(smooth[:, best])
 
 
-def test_peak_of_mean_is_not_the_mean_of_peaks():
-    early, late = np.zeros(40), np.zeros(40)
+def test_the_peak_of_the_mean_is_not_the_mean_of_peaks():
+    early, late = np.zeros(20), np.zeros(20)
     early[:8], late[-8:] = 1.0, 1.0
-    assert tables.peak_of_mean(np.stack((early, late)))[:2] == pytest.approx((0.5, 1.0))
-    mean, two_se, last = tables.peak_of_mean(early[None])  # one seed: no standard error
-    assert (mean, last) == (1.0, 7) and np.isnan(two_se)
-    assert tables.peak_of_mean(np.array([[1.0, 3.0]]))[0] == 2.0  # fewer than 8 evaluations: all of them
+    assert tables.smooth(np.stack((early, late))).mean(0).max() == 0.5
+    assert np.isnan(tables.two_standard_errors(np.ones(1)))
+    assert tables.smooth(np.array([[1.0, 3.0]])) == 2.0  # fewer than 8 evaluations: all of them
+
+
+def test_interquartile_mean_and_its_interval():
+    scores = [np.array([0.0, 10.0, 20.0, 30.0]), np.array([40.0, 50.0, 60.0, 1000.0])]
+    assert tables.interquartile_mean(scores) == pytest.approx((20 + 30 + 40 + 50) / 4)
+    rng = np.random.default_rng(1)
+    scores = [rng.normal(level, 1.0, size=12) for level in (0.0, 50.0)]
+    low, high = tables.bootstrap_interval(scores)
+
+    def trimmed(a, b, axis):
+        return stats.trim_mean(np.concatenate((a, b), axis=axis), 0.25, axis=axis)
+
+    expected = stats.bootstrap(scores, trimmed, n_resamples=4000, method="percentile", rng=0).confidence_interval
+    assert (low, high) == pytest.approx(tuple(expected), abs=0.6)
+    assert low < tables.interquartile_mean(scores) < high
+
+
+def test_mean_over_tasks_needs_every_task():
+    mean = tables.mean_over_tasks([tables.Figure(40, 3, 30, 0), tables.Figure(60, 4, 50, 0)])
+    assert (mean.mean, mean.two_se, mean.last) == (50, 2.5, 40)  # sqrt(3^2 + 4^2) / 2
+    assert tables.mean_over_tasks([tables.Figure(40), None]) is None
 
 
 def test_the_papers_figures_give_the_papers_averages():
-    paper = tables.paper_cells()
-    assert len(paper) == 14 * 9 * 2 + 10 * 2 * 2  # two State ablations, on Meta-World
-    assert {key[1] for key in paper} == set(tables.METHODS) == set(sweep.METHODS)
-    tasks = [task for task in dict.fromkeys(key[0] for key in paper) if task not in tables.LOCOMOTION]
-    methods = ("bc", "p_iql", "cpl", "cpl_kl", "preference_transformer", "ipl", "paws_transformer", "paws_mlp")
+    assert len(paper.FIGURES) == 14 * 9 * 2 + 10 * 2 * 2  # the State updates on Meta-World alone
+    methods = [m for m in paper.METHODS if m != "dppo"]
     for n, expected in (
         (50, [46.2, 48.9, 42.9, 42.1, 50.1, 45.7, 51.6, 50.8]),  # the paper's row "Avg. over tasks"
         (500, [57.3, 70.7, 67.6, 67.3, 73.5, 59.8, 78.2, 78.3]),
     ):
-        assert tables.means(paper, tasks, [(m, n) for m in methods]) == pytest.approx(expected)
+        means = [np.mean([paper.FIGURES[task, m, n][0] for task in paper.METAWORLD]) for m in methods]
+        assert means == pytest.approx(expected)
+    assert np.mean(paper.SPEARMAN["paws_transformer"]) == pytest.approx(0.217)
+    assert np.mean(paper.SPEARMAN["paws_transformer_state"]) == pytest.approx(0.054)
 
 
-def write_result(folder, method, task, n_pref, seed, values, column=1, **changes) -> None:
-    curve = [[250 * (i + 1), None if column == 2 else v, v if column == 2 else 0.0] for i, v in enumerate(values)]
-    result = dict(algorithm=method, task=task, n_pref=n_pref, seed=seed, steps=250 * len(values), curve=curve)
-    result |= dict(seconds={"total": 60.0}, git="abc", preset="quick", machine="a machine, 2 threads", **changes)
-    folder.mkdir(exist_ok=True)
-    (folder / f"{method}__{task}__n{n_pref}__s{seed}.json").write_text(json.dumps(result))
+# ---- tables ----
+def write_result(folder, method, task, n_pref, seed, level, options=(), data="", **changes) -> None:
+    cell = sweep.Cell(method, task, n_pref, seed, tuple(options), data)
+    row = [level / 100, None] if task in paper.METAWORLD else [None, level]
+    result = dict(algorithm=cell.exp_name, task=task, n_pref=n_pref, seed=seed, success_peak=0, return_peak=None)
+    result |= dict(curve=[[500 * (i + 1), *row] for i in range(20)], seconds=dict(total=60.0), machine="a machine")
+    result |= dict(method=method, options=dict(options), data=data, flags="", preset="quick", commit="abc", **{})
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{cell.name}.json").write_text(json.dumps(result | changes))
 
 
-def test_table(tmp_path):
-    folder = tmp_path / "results"
-    for method, level in (("bc", 0.5), ("paws_mlp", 0.9)):
-        for seed, shift in ((1, -0.04), (2, 0.04)):
-            for task in ("door-open", "button-press"):
-                write_result(folder, method, task, 50, seed, [level + shift] * 10)
-    write_result(folder, "bc", "hopper", 500, 1, [410.0] * 10, column=2)
-    args = tables.Args(str(folder), markdown=str(tmp_path / "t.md"), csv=str(tmp_path / "t.csv"))
-    page = tables.main(args)
-    assert (tmp_path / "t.md").read_text() == page + "\n"
-    assert "| Task | BC 50 | PAWS (MLP) 50 |" in page
-    assert "| Door Open | 50±8 (48±6) | 90±8 (65±15) |" in page  # SE of 46 and 54: 4 sqrt(2) / sqrt(2)
-    assert "| Avg. over tasks | 50.0 (58.5) | 90.0 (73.5) |" in page
-    assert "| Improvement over BC (%) | 0.0 (0.0) | 80.0 (25.6) |" in page
-    assert "on hopper" in page and "| method | 500 preferences | seeds |" in page  # one task: methods in rows
-    assert "| BC | 410 (401±22) | 1 |" in page
-    assert "Preset quick; seeds per figure: 1, 2 (the paper: 10); commit abc; machine a machine, 2 threads." in page
-    lines = (tmp_path / "t.csv").read_text().splitlines()
-    assert "quick,door-open,bc,50,success,50.0,8.0,48.0,6.0,2,2500,2000,60.0" in lines
-    assert "quick,hopper,bc,500,return,410.0,,401.0,22.0,1,2500,2000,60.0" in lines and len(lines) == 6
-    first = tables.main(tables.Args(str(folder), seeds=(1,)))
-    assert "| Door Open | 46 (48±6) | 86 (65±15) |" in first and "seeds per figure: 1 (the paper: 10)" in first
+def make_page(tmp_path, **flags) -> str:
+    where = dict(results=str(tmp_path), markdown=str(tmp_path / "docs" / "page.md"), csv=str(tmp_path / "t.csv"))
+    tables.main(tables.Args(**where, **flags))
+    return (tmp_path / "docs" / "page.md").read_text()
 
 
-def test_table_refuses_what_cannot_be_averaged(tmp_path):
-    with pytest.raises(SystemExit, match="no result files"):
-        tables.main(tables.Args(str(tmp_path)))
-    write_result(tmp_path, "bc", "door-open", 50, 1, [0.5] * 10)
-    write_result(tmp_path, "bc", "door-open", 50, 2, [0.5] * 9)
+def test_page(tmp_path):
+    folder = tmp_path / "quick"
+    for task in paper.METAWORLD:
+        for method, level in (("bc", 50), ("paws_mlp", 90), ("paws_oracle", 95)):
+            for seed, shift in ((1, -4), (2, 4)):
+                write_result(folder, method, task, 50, seed, level + shift)
+    write_result(folder, "bc", "hopper", 500, 1, 410)
+    for share, level in (("0.2", 70), ("0.3", 60)):
+        for task in sweep.N_EFF_TASKS:
+            write_result(folder, "paws_mlp", task, 500, 1, level, [("n-eff", share)])
+    for i, labeler in enumerate(("anna", "ben"), 1):
+        write_result(folder, "bc", "door-open", 50, i, 70 + i, data=labeler)
+    page = make_page(tmp_path)
+    door = next(line for line in page.split("\n") if line.startswith("| Door Open | 50±8 (48±6) |"))
+    assert "| **90±8** (65±15) |" in door and "| 95±8 |" in door  # SE of 46 and 54: 4 sqrt(2) / sqrt(2)
+    assert "| Avg. over tasks | 50.0±2.5 (46.2) | – (48.9) |" in page and "| **90.0±2.5** (50.8) |" in page
+    assert "| Improvement over BC (%) | 0.0 (0.0) |" in page and "| 80.0 (10.0) |" in page
+    assert "| Avg. of last 8 | 50.0±2.5 |" in page and "| IQM [95 %] | 50.0 [" in page
+    assert "| Hopper | **410** (401±22) |" in page
+    assert "| 20% | – | 70.0 |" in page and "| 30% | – | 60.0 |" in page and "| 40% | – | – |" in page
+    assert "| Door Open | **72±1** (74±2) |" in page  # human labels
+    assert (
+        "`python benchmark/sweep.py --preset quick`; preset quick; seeds per figure: 2; commit abc; a machine." in page
+    )
+    rows = list(csv.DictReader(open(tmp_path / "t.csv")))
+    (found,) = (row for row in rows if (row["method"], row["task"], row["data"]) == ("bc", "door-open", ""))
+    assert [found[key] for key in ("peak", "peak_2se", "last8", "paper", "seeds")] == [
+        "50.0",
+        "8.0",
+        "50.0",
+        "48.0",
+        "2",
+    ]
+    written = tmp_path / "docs" / "page.md"
+    written.write_text(page.replace("<!-- notes -->\n", "<!-- notes -->\nOurs differ.\n"))
+    assert "<!-- notes -->\nOurs differ.\n<!-- end -->" in make_page(tmp_path)
+
+
+def test_page_refuses_what_cannot_be_averaged(tmp_path):
+    folder = tmp_path / "quick"
+    write_result(folder, "bc", "door-open", 50, 1, 50)
+    write_result(folder, "cpl", "door-open", 50, 1, 50, commit="def")
+    with pytest.raises(SystemExit, match="results of 2 commits .*bc__door-open.*cpl__door-open.*--mixed"):
+        make_page(tmp_path)
+    assert "commit abc, def" in make_page(tmp_path, mixed=True)
+    write_result(folder, "bc", "door-open", 50, 2, 50, curve=[[100, 0.5, None]])
     with pytest.raises(SystemExit, match="different updates"):
-        tables.main(tables.Args(str(tmp_path)))
-    (tmp_path / "copy.json").write_text((tmp_path / "bc__door-open__n50__s1.json").read_text())
-    with pytest.raises(SystemExit, match="two runs of one seed"):
-        tables.main(tables.Args(str(tmp_path)))
+        make_page(tmp_path)
 
 
-# ---- sweep ----
-def run_sweep(tmp_path, *flags: str, **popen):
-    command = [sys.executable, str(ROOT / "benchmark" / "sweep.py"), *flags]
-    return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, **popen)
+# ---- significance, spearman ----
+def test_significance_is_welch_with_both_corrections():
+    rng = np.random.default_rng(0)
+    groups = {name: rng.normal(level, 5, size=10) for name, level in (("paws_mlp", 86), ("bc", 74), ("cpl", 80))}
+    rows = significance.compare({"door-open": groups})
+    assert [(row.variant, row.baseline) for row in rows] == [("paws_mlp", "bc"), ("paws_mlp", "cpl")]
+    for row in rows:
+        a, b = groups["paws_mlp"], groups[row.baseline]
+        va, vb = a.var(ddof=1) / 10, b.var(ddof=1) / 10
+        t = (a.mean() - b.mean()) / np.sqrt(va + vb)
+        df = (va + vb) ** 2 / (va**2 / 9 + vb**2 / 9)  # Welch-Satterthwaite
+        assert row.p == pytest.approx(2 * stats.t.sf(abs(t), df))
+        assert row.bonferroni == pytest.approx(min(1, 2 * row.p))
+    low, high = sorted(row.p for row in rows)
+    assert sorted(row.benjamini_hochberg for row in rows) == pytest.approx(sorted((min(2 * low, high), high)))
 
 
-def test_dry_run_has_every_method_of_the_table(tmp_path):
-    commands = run_sweep(tmp_path, "--dry-run", "--tasks", "door-open", "--seeds", "1", "2").stdout.splitlines()
-    assert len(commands) == 9 * 2 * 2
-    for method in sweep.COMPARED:
-        script = sweep.METHODS[method][0]
-        (command,) = (c for c in commands if f"{method}__door-open__n50__s2 " in c)
-        assert f"{ROOT / script} --task door-open --n-pref 50 --seed 2" in command and "--eval-workers 1" in command
-        assert ("--preset quick" in command) == script.startswith("baselines/")
-    assert not list(tmp_path.iterdir())
-    paper = run_sweep(tmp_path, "--dry-run", "--preset", "paper", "--seeds", "1").stdout
-    assert "--advantage-width" not in paper and paper.count("--preset paper") == 7 * 2
-    state = run_sweep(tmp_path, "--dry-run", "--methods", "paws_mlp_state", "--seeds", "1").stdout
-    assert state.count("--update state --exp-name paws_mlp_state") == 2
-    done = run_sweep(tmp_path, "--methods", "bc", "nonsense")
-    assert done.returncode != 0 and done.stderr.startswith("error: unknown ['nonsense']")
+def test_spearman_is_per_segment_then_averaged():
+    rng = np.random.default_rng(0)
+    ours, expert = rng.normal(size=(2, 5, 64))
+    expected = np.mean([stats.spearmanr(a, b).statistic for a, b in zip(ours, expert, strict=True)])
+    assert spearman.mean_rank_correlation(ours, expert) == pytest.approx(expected)
+    assert spearman.mean_rank_correlation(ours, np.exp(3 * ours)) == pytest.approx(1)
 
 
-def test_sweep_continues_where_it_was_killed(tmp_path):
-    """Kill a sweep in its first run: started again it resumes that run, and a third time does nothing."""
-    data = write_file(tmp_path / "toy.npz")
-    tiny = f"--data {data} --env-id Pendulum-v1 --eval-episodes 1 --no-cuda --batch-size 4"
-    flags = ["--methods", "bc", "cpl", "--tasks", "toy", "--n-prefs", "10", "--seeds", "1", "--workers", "1"]
-    flags += [f"--flags={tiny} --total-steps 160 --eval-every 20"]
-    command = [sys.executable, str(ROOT / "benchmark" / "sweep.py"), *flags]
-    first = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
-    folder = tmp_path / "runs" / "sweep" / "quick" / "bc__toy__n10__s1"
-    deadline = time.time() + 60
-    while time.time() < deadline and not list(folder.glob("*/evals.csv")):
-        time.sleep(0.02)
-    first.send_signal(signal.SIGTERM)
-    assert first.wait() == 143 and not list(folder.glob("*/result.json"))
-    (run,) = folder.glob("toy__bc__*")
-    left = run_sweep(tmp_path, *flags, "--dry-run").stdout.splitlines()
-    assert len(left) == 2 and f"--resume {run} --eval-workers 1" in left[0] and "--resume" not in left[1]
-
-    second = run_sweep(tmp_path, *flags)
-    assert second.returncode == 0, second.stdout + second.stderr
-    assert "2 runs, 0 of them complete" in second.stdout and "[2/2] cpl__toy__n10__s1: return -" in second.stdout
-    assert (run / "result.json").exists() and len(list(folder.glob("toy__bc__*"))) == 1
-    collected = json.loads((tmp_path / "benchmark" / "results" / "quick" / "bc__toy__n10__s1.json").read_text())
-    assert collected["preset"] == "quick" and collected["machine"] and len(collected["curve"]) == 8
-    before = (run / "result.json").stat().st_mtime
-    third = run_sweep(tmp_path, *flags)
-    assert "2 runs, 2 of them complete" in third.stdout and (run / "result.json").stat().st_mtime == before
-    page = tables.main(tables.Args(str(tmp_path / "benchmark" / "results" / "quick")))
-    assert "on toy" in page and "| BC | -" in page and "| CPL | -" in page
+# ---- what a sweep consists of ----
+def cells_of(**flags) -> list[sweep.Cell]:
+    return sweep.all_cells(sweep.Args(**flags))
 
 
-def test_failures_are_reported_and_locked_runs_left_alone(tmp_path):
-    flags = ["--methods", "bc", "--n-prefs", "10", "--seeds", "1", "--workers", "1", "--flags=--data nowhere.npz"]
-    done = run_sweep(tmp_path, *flags)
-    assert done.returncode == 1
-    assert "FAILED bc__door-open__n10__s1: error: nowhere.npz: file: not found" in done.stdout.splitlines()[-1]
-    args = sweep.Args(methods=("bc",), n_prefs=(10,), seeds=(1,), runs_dir=str(tmp_path / "runs" / "sweep"))
-    (job,) = sweep.all_jobs(args)
-    with open(job.folder / "log.txt", "ab") as log:
-        fcntl.flock(log, fcntl.LOCK_EX)
+def test_order_of_the_runs():
+    cells = cells_of(seeds=(1, 2))
+    assert len(cells) == len(set(cells)) == 2 * 2 * 10 * len(sweep.COMPARED)
+    quarter = len(cells) // 4
+    assert {(c.seed, c.n_pref) for c in cells[:quarter]} == {(1, 500)}
+    assert {(c.seed, c.n_pref) for c in cells[quarter : 2 * quarter]} == {(1, 50)}
+    first = cells[2 * quarter : 2 * quarter + 10 * len(sweep.NOISY_WITH_50)]
+    assert {(c.seed, c.n_pref) for c in first} == {(2, 50)} and {c.method for c in first} == set(sweep.NOISY_WITH_50)
+
+
+@pytest.mark.parametrize("study", ["", "weights", "segment-length"])
+def test_shards_are_a_partition_and_keep_a_run_with_its_advantage_model(study):
+    shards = [cells_of(study=study, shard=f"{i}/3", flags="--no-eval") for i in range(3)]
+    assert sorted(c.name for shard in shards for c in shard) == sorted(
+        c.name for c in cells_of(study=study, flags="--no-eval")
+    )
+    assert max(map(len, shards)) - min(map(len, shards)) <= 9
+    for shard in shards:
+        assert {c.advantage_from for c in shard} - {""} <= {c.name for c in shard}
+
+
+def test_the_study_of_weights_is_complete():
+    cells = cells_of(study="weights")
+    assert len(cells) == 2 * 6 * 3 * (4 + 8)  # KL 10 % is paws_mlp
+    cell = next(c for c in cells if c.exp_name == "paws_mlp_trust-region-chi2_n-eff-0.3")
+    assert cell.advantage_from == f"paws_mlp__{cell.task}__n{cell.n_pref}__s{cell.seed}"
+    setup = sweep.Setup("quick", Path("runs"), "abc")
+    assert "--trust-region chi2 --n-eff 0.3 --advantage-from runs/" in " ".join(sweep.flags_of(cell, setup))
+
+
+@pytest.mark.parametrize("script", sorted({script for script, _ in sweep.METHODS.values()}))
+def test_every_command_is_one_that_its_script_takes(script):
+    spec = importlib.util.spec_from_file_location(Path(script).stem, ROOT / script)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    studies = [
+        cells_of(study=study, seeds=(1,)) for study in ("", "n-eff", "update-segment-length", "state", "weights")
+    ]
+    cells = [*cells_of(methods=tuple(sweep.METHODS), tasks=("door-open", "hopper")), *sum(studies, [])]
+    for preset in sweep.PRESETS:
+        setup = sweep.Setup(preset, Path("runs"), "abc")
+        commands = {tuple(sweep.flags_of(c, setup)): c for c in cells if sweep.METHODS[c.method][0] == script}
+        for flags, cell in commands.items():
+            args = tyro.cli(module.Args, args=flags)
+            assert (args.task, args.n_pref, args.exp_name) == (cell.task, cell.n_pref, cell.exp_name)
+            if preset == "quick" and not cell.advantage_from:
+                assert args.total_steps // args.eval_every == 20
+
+
+def test_shorter_segments(tmp_path):
+    sweep.write_shorter_segments(tmp_path / "a" / "length16.npz", "door-open", 16)
+    with np.load(tmp_path / "a" / "length16.npz") as short, np.load(ROOT / "data" / "door-open.npz") as whole:
+        assert short["obs"].shape == (1000, 16, 35) and len(short["prefs"]) == 40_000
+        scores = []
+        for i in range(1000):
+            (start,) = (k for k in range(49) if (whole["obs"][i, k : k + 16] == short["obs"][i]).all())
+            scores.append(whole["expert_logp"][i, start : start + 16].sum())
+            if i == 20:
+                break
+        prefs = short["prefs"]
+        known = prefs[(prefs <= 20).all(1)]
+        assert len(known) and all(scores[a] >= scores[b] for a, b in known) and (prefs[:, 0] != prefs[:, 1]).all()
+
+
+# ---- runs ----
+TINY = "--total-steps 20 --no-eval --no-cuda"
+
+
+def arguments(*flags: str, tiny: str = TINY) -> list[str]:
+    grid = ["--methods", "bc", "--tasks", "door-open", "--n-prefs", "10", "--workers", "1", "--dirty"]
+    return [sys.executable, str(ROOT / "benchmark" / "sweep.py"), *grid, f"--flags={tiny}", *flags]
+
+
+def run_sweep(tmp_path, *flags: str, tiny: str = TINY):
+    return subprocess.run(arguments(*flags, tiny=tiny), capture_output=True, text=True, cwd=tmp_path, timeout=300)
+
+
+def job(tmp_path, seed: int = 1, tiny: str = TINY) -> Path:
+    return tmp_path / "runs" / "sweep" / "quick" / sweep.Cell("bc", "door-open", 10, seed, flags=tiny).name
+
+
+def collected(tmp_path) -> list[dict]:
+    return [json.loads(path.read_text()) for path in (tmp_path / "benchmark" / "results" / "quick").glob("*.json")]
+
+
+def wait_for(condition, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def is_free(path: Path) -> bool:
+    with open(path) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            return False
+
+
+def test_mistakes_end_with_one_line(tmp_path):
+    for flags, message in (
+        (["--workers", "0"], "error: --workers 0: at least 1"),
+        (["--methods", "nonsense"], "error: --methods nonsense: choose from bc, "),
+        (["--shard", "3/3"], "error: --shard 3/3: give i/n"),
+        (["--study", "human"], "error: labels/door-open: no labeler's file"),
+    ):
         done = run_sweep(tmp_path, *flags)
-    assert "bc__door-open__n10__s1: another process is at it" in done.stdout and done.returncode == 0
+        assert done.returncode == 1 and done.stderr.startswith(message) and done.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_dry_run_tells_the_hours(tmp_path):
+    write_result(tmp_path / "benchmark" / "results" / "quick", "bc", "push-back", 50, 1, 50, seconds={"total": 7200.0})
+    lines = run_sweep(tmp_path, "--dry-run", "--methods", "bc", "cpl", "--workers", "2", tiny="").stdout.splitlines()
+    assert len(lines) == 3 and lines[0].startswith(
+        shlex.join([sys.executable, str(ROOT / "baselines" / "bc.py"), "--task"])
+    )
+    assert lines[2].startswith("# 2 runs, 2.0 h of one thread, 1.0 h with 2, without 1 runs of methods that")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_every_signal_ends_the_runs_too(tmp_path):
+    endless = "--total-steps 1000000 --no-eval --no-cuda"
+    folder = job(tmp_path, tiny=endless)
+
+    def going() -> bool:
+        return any(not is_free(path) for path in folder.glob("*/args.json"))
+
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL):
+        process = subprocess.Popen(arguments(tiny=endless), cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+        wait_for(going)
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=20)
+        wait_for(lambda: not going(), 10)
+        if number != signal.SIGKILL:
+            assert process.returncode == 128 + number and "the same command continues" in output
+    assert len(list(folder.glob("*/args.json"))) == 1 and not list(folder.glob("*/result.json"))
+
+
+@pytest.mark.slow
+def test_sweep_resumes_collects_and_repeats_only_what_is_damaged(tmp_path):
+    # A run that ended after its last update, before its result: leave out what follows.
+    folder = job(tmp_path)
+    cell = sweep.Cell("bc", "door-open", 10, 1, flags=TINY)
+    setup = sweep.Setup("quick", folder.parent, sweep.commit(True))
+    leave = (
+        "import bc; bc.Run.CHECKPOINT_SECONDS = 0; bc.Run.finish = lambda *_, **__: {}; bc.main(bc.tyro.cli(bc.Args))"
+    )
+    first = [*sweep.command(cell, setup)[2:]]
+    subprocess.run(
+        [sys.executable, "-c", leave, *first], check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": "baselines"}
+    )
+    (run,) = (path.parent for path in folder.glob("*/checkpoint.pt"))
+    sweep.write(folder / "sweep.json", json.dumps({"flags": sweep.flags_of(cell, setup), "commit": setup.commit}))
+    assert f"--resume {run}" in run_sweep(tmp_path, "--dry-run").stdout
+    done = run_sweep(tmp_path)
+    assert done.returncode == 0 and "1 runs, 0 of them complete" in done.stdout, done.stdout + done.stderr
+    assert "continuing after {'policy': 20}" in (folder / "log.txt").read_text()
+    (result,) = collected(tmp_path)
+    assert (
+        result["preset"] == "quick" and result["commit"] == setup.commit and result["machine"] and result["steps"] == 20
+    )
+
+    again = run_sweep(tmp_path)
+    assert "1 runs, 1 of them complete" in again.stdout and (folder / "log.txt").read_text().count("run directory") == 2
+
+    (run / "result.json").write_text('{"curve": [')  # torn; and a checkpoint that cannot be resumed
+    (run / "checkpoint.pt").write_bytes(b"garbage")
+    done = run_sweep(tmp_path)
+    assert done.returncode == 0 and "1 runs, 0 of them complete" in done.stdout, done.stdout + done.stderr
+    assert "checkpoint.pt: damaged" in (folder / "log.txt").read_text()
+    assert not run.exists() and len(list(folder.glob("*/result.json"))) == 1 and len(collected(tmp_path)) == 1
+
+    changed = json.loads((folder / "sweep.json").read_text())
+    sweep.write(folder / "sweep.json", json.dumps({**changed, "flags": ["--seed", "7"]}))
+    assert "was run with other flags (--seed 7): remove it" in run_sweep(tmp_path).stderr
+
+
+@pytest.mark.slow
+def test_a_failing_run_is_tried_twice_and_leaves_the_others_alone(tmp_path):
+    bad = "--data nowhere.npz --no-eval --no-cuda"
+    done = run_sweep(tmp_path, tiny=bad)
+    assert done.returncode == 1 and done.stdout.splitlines()[-1].startswith("FAILED bc__door-open__n10__s1")
+    log = (job(tmp_path, tiny=bad) / "log.txt").read_text()
+    assert log.count("error: nowhere.npz") == 2 and "error: nowhere.npz" in done.stdout
+    done = run_sweep(tmp_path, tiny="--no-such-flag")
+    assert "Unrecognized options: --no-such-flag" in done.stdout
+
+
+@pytest.mark.slow
+def test_two_sweeps_at_once_share_the_runs(tmp_path):
+    command = arguments("--seeds", "1", "2", "3")
+    sweeps = [subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    outputs = [process.communicate(timeout=300)[0] for process in sweeps]
+    assert [process.returncode for process in sweeps] == [0, 0], outputs
+    for seed in (1, 2, 3):
+        assert (job(tmp_path, seed) / "log.txt").read_text().count("run directory") == 1
+    assert sorted(result["seed"] for result in collected(tmp_path)) == [1, 2, 3]
+
+
+@pytest.mark.slow
+def test_ray_cluster_loses_a_worker_and_no_result(tmp_path):
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    seeds, long = ("1", "2", "3", "4"), "--total-steps 2000 --no-eval --no-cuda"
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    try:
+        nodes = [cluster.add_node(num_cpus=1, include_dashboard=False) for _ in range(2)]
+        command = arguments("--seeds", *seeds, "--ray", cluster.address, tiny=long)
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        folders = [job(tmp_path, int(seed), long) for seed in seeds]
+        wait_for(lambda: sum(bool(list(folder.glob("*/args.json"))) for folder in folders) >= 2, 120)
+        cluster.remove_node(nodes[0], allow_graceful=False)
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, output
+    finally:
+        cluster.shutdown()
+    assert sorted(str(result["seed"]) for result in collected(tmp_path)) == list(seeds)
+    assert all(len(list(folder.glob("*/result.json"))) == 1 for folder in folders)
