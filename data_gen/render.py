@@ -1,4 +1,5 @@
-"""Videos of segments, by exact replay in worker processes: headless, the right way up, the goal ringed in green."""
+"""Videos of segments and of whole episodes, by exact replay in worker processes: headless, the right way up, the goal
+ringed in green."""
 
 import hashlib
 import json
@@ -7,10 +8,10 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import warnings
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -47,15 +48,18 @@ def cache_name(task: str, segments: dict[str, np.ndarray]) -> str:
     return digest.hexdigest()[:16]
 
 
-class SegmentRenderer:
-    """One simulator and one OpenGL context, kept for many segments."""
+class Renderer:
+    """One simulator and one OpenGL context, kept for many videos."""
 
-    def __init__(self, task: str):
+    def __init__(self, task: str, env_id: str = ""):
         import envs
         import mujoco
 
-        self.set_sim_state = envs.set_sim_state
-        self.env = envs.make_env(task)
+        self.set_sim_state, self.own_frame = envs.set_sim_state, None
+        self.env = envs.make_env(task, env_id, **({"render_mode": "rgb_array"} if env_id else {}))
+        if env_id:  # somebody's own environment knows best how to show itself
+            self.own_frame = self.env.env.render
+            return
         self.sim = self.env.env.unwrapped
         self.sim.model.vis.quality.offsamples = 0  # and no shadows, no reflections: far faster in software
         self.renderer = mujoco.Renderer(self.sim.model, HEIGHT, WIDTH)
@@ -81,6 +85,8 @@ class SegmentRenderer:
         return (left_eye.frustum_top - up) * pixels, WIDTH / 2 + right * pixels
 
     def frame(self) -> np.ndarray:  # (HEIGHT, WIDTH, 3) uint8
+        if self.own_frame:
+            return self.own_frame()
         self.renderer.update_scene(self.sim.data, self.camera)
         image = self.renderer.render()
         if self.has_goal:  # a ring over the picture: seen even where the goal is behind or inside something
@@ -89,13 +95,17 @@ class SegmentRenderer:
             image[(distance > 8) & (distance < 10.5)] = GREEN
         return image
 
-    def replay(self, obs: np.ndarray, act: np.ndarray, episode: int, sim_state: np.ndarray) -> tuple[list, float]:
-        """The frames of a segment, and how far its observations are from the recorded ones."""
-        self.set_sim_state(self.env, episode, sim_state)
+    def replay(self, act: np.ndarray, seed: int, obs=None, sim_state=None) -> tuple[list[np.ndarray], float]:
+        """The frames of a segment (of an episode from its start, without sim_state), and how far its observations are
+        from the recorded ones, if given."""
+        if sim_state is None:
+            self.env.reset(seed)
+        else:
+            self.set_sim_state(self.env, seed, sim_state)
         frames, deviation = [self.frame()], 0.0
         for t in range(len(act)):
             replayed = self.env.step(act[t])[0]
-            if t + 1 < len(act):
+            if obs is not None and t + 1 < len(act):
                 deviation = max(deviation, float(np.abs(replayed - obs[t + 1]).max()))
             if (t + 1) % STEPS_PER_FRAME == 0 or t + 1 == len(act):
                 frames.append(self.frame())
@@ -108,45 +118,52 @@ def write_mp4(path: Path, frames: list[np.ndarray]) -> None:
 
     height, width, _ = frames[0].shape
     unfinished = path.with_name(f".{path.stem}.{os.getpid()}.mp4")
-    source = [
-        "-f",
-        "rawvideo",
-        "-pix_fmt",
-        "rgb24",
-        "-s",
-        f"{width}x{height}",
-        "-r",
-        str(STEPS_PER_SECOND // STEPS_PER_FRAME),
-    ]
-    target = ["-c:v", "libx264", "-preset", "veryfast", "-crf", "21", "-pix_fmt", "yuv420p", "-threads", "1"]
-    command = [
-        imageio_ffmpeg.get_ffmpeg_exe(),
-        "-y",
-        "-v",
-        "error",
-        *source,
-        "-i",
-        "-",
-        *target,
-        "-movflags",
-        "+faststart",
-    ]
+    source = f"-f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {STEPS_PER_SECOND // STEPS_PER_FRAME} -i -"
+    target = "-c:v libx264 -preset veryfast -crf 21 -pix_fmt yuv420p -threads 1 -movflags +faststart"
+    even = "-vf pad=ceil(iw/2)*2:ceil(ih/2)*2"  # yuv420p has half as many colours in each direction
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-y", "-v", "error", *f"{source} {even} {target}".split()]
     subprocess.run([*command, str(unfinished)], input=np.stack(frames).tobytes(), capture_output=True, check=True)
     os.replace(unfinished, path)
 
 
-def _start_worker(task: str) -> None:
-    global _renderer
-    parent = multiprocessing.parent_process()  # a killed parent must not leave workers that wait for ever
-    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+def start_worker() -> None:
+    import envs
+
+    envs.end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     warnings.simplefilter("ignore")
-    _renderer = SegmentRenderer(task)
 
 
-def _render(path: Path, segment: tuple) -> float:
-    frames, deviation = _renderer.replay(*segment)
+make_renderer = cache(Renderer)  # one in each worker
+
+
+def render_video(path: Path, task: str, env_id: str, replayed: dict) -> float:
+    frames, deviation = make_renderer(task, env_id).replay(**replayed)
     write_mp4(path, frames)
     return deviation
+
+
+def render_videos(videos: dict[Path, dict], task: str, env_id: str = "", workers: int = 1) -> list[float]:
+    """Writes a video for each path: of Renderer.replay with these arguments, whose deviations it returns."""
+    choose_gl()
+    for name in ("OMP_NUM_THREADS", "LP_NUM_THREADS"):  # one thread per worker, also in Mesa's software renderer
+        os.environ.setdefault(name, "1")
+    spawn = multiprocessing.get_context("spawn")  # an OpenGL context does not survive a fork
+    pool = ProcessPoolExecutor(min(workers, len(videos)), spawn, initializer=start_worker)
+    try:
+        jobs = [pool.submit(render_video, path, task, env_id, replayed) for path, replayed in videos.items()]
+        return [job.result() for job in tqdm(as_completed(jobs), total=len(jobs), desc="rendering", unit="video")]
+    except BrokenProcessPool:
+        sys.exit("error: a rendering process died (out of memory?); what is done is kept: start again, or --workers 1")
+    except subprocess.CalledProcessError as e:
+        sys.exit(f"error: ffmpeg could not write a video ({e.stderr.decode().strip()}); is the disk full?")
+    except Exception as e:
+        reason = " ".join(f"{type(e).__name__}: {e}".split())[:200]
+        sys.exit(f"error: {env_id or task}: its simulator here cannot replay or show this ({reason})")
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for worker in multiprocessing.active_children():  # idle, or no longer needed
+            worker.terminate()
 
 
 def render_segments(task: str, data: dict[str, np.ndarray], indices: list[int], folder: Path, workers: int) -> None:
@@ -154,29 +171,12 @@ def render_segments(task: str, data: dict[str, np.ndarray], indices: list[int], 
     missing = [i for i in indices if not (folder / f"{i}.mp4").exists()]
     if not missing:
         return
-    choose_gl()
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("OMP_NUM_THREADS", "LP_NUM_THREADS"):  # one thread per worker, also in Mesa's software renderer
-        os.environ.setdefault(name, "1")
-    spawn, deviations = multiprocessing.get_context("spawn"), []  # an OpenGL context does not survive a fork
-    pool = ProcessPoolExecutor(min(workers, len(missing)), spawn, initializer=_start_worker, initargs=(task,))
-    try:
-        segments = {i: (data["obs"][i], data["act"][i], int(data["episode"][i]), data["sim_state"][i]) for i in missing}
-        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited by the workers: Ctrl-C is for this process
-        jobs = [pool.submit(_render, folder / f"{i}.mp4", segments[i]) for i in missing]
-        signal.signal(signal.SIGINT, handler)
-        for job in tqdm(as_completed(jobs), total=len(jobs), desc="rendering", unit="segment"):
-            deviations.append(job.result())
-    except BrokenProcessPool:
-        sys.exit("error: a rendering process died (out of memory?); what is done is kept: start again, or --workers 1")
-    except (ValueError, TypeError) as e:
-        sys.exit(f"error: sim_state or act do not fit {task} here ({e}); give your own videos with --videos FOLDER")
-    except subprocess.CalledProcessError as e:
-        sys.exit(f"error: ffmpeg could not write to {folder} ({e.stderr.decode().strip()}); is the disk full?")
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for worker in multiprocessing.active_children():  # idle, or no longer needed
-            worker.terminate()
+    videos = {}
+    for i in missing:
+        state = dict(seed=int(data["episode"][i]), sim_state=data["sim_state"][i])
+        videos[folder / f"{i}.mp4"] = dict(act=data["act"][i], obs=data["obs"][i], **state)
+    deviations = render_videos(videos, task, workers=workers)
     differing = sum(deviation > 0.01 for deviation in deviations)
     if differing:
         print(
