@@ -55,7 +55,10 @@ METHODS = {  # name in tables: script, flags that make the method
     "paws_transformer_state": ("paws_transformer.py", "--update state --no-state-context"),
     "paws_transformer_state_context": ("paws_transformer.py", "--update state --state-context"),
     "paws_mlp_state": ("paws_mlp.py", "--update state"),
-    "dppo_defaults": ("baselines/dppo.py", "--conservativeness 1 --smoothness 0 --dropout 0"),  # its authors' code
+    "dppo_defaults": (  # its authors' code
+        "baselines/dppo.py",
+        "--conservativeness 1 --smoothness 0 --smoothness-shift 0 --dropout 0",
+    ),
     "bc_preferred": ("baselines/bc.py", "--data-used preferred"),
     # Oracles, which tell what was possible: they know which policy made a segment, or the labeler's own scores.
     "bc_best": ("baselines/bc.py", "--data-used best"),
@@ -72,12 +75,12 @@ PRESETS = {  # flags of each script; its own defaults are the paper's
         "bc": "--eval-every 500 --total-steps 10000 --batch-size 256",
         "cpl": "--eval-every 500 --total-steps 10000 --batch-size 8",
         "cpl_kl": "--eval-every 500 --total-steps 10000 --batch-size 8",
-        "p_iql": "--eval-every 500 --total-steps 10000 --batch-size 256 --reward-batch-size 16",
+        "p_iql": "--eval-every 500 --total-steps 10000 --batch-size 16 --transitions 256",
         "preference_transformer": "--eval-every 500 --total-steps 10000 --batch-size 256 --reward-batch-size 16 "
         "--reward-steps 400",
-        "ipl": "--eval-every 250 --total-steps 5000 --batch-size 8",
+        "ipl": "--eval-every 250 --total-steps 5000 --batch-size 8 --transitions 256",
         "dppo": "--eval-every 300 --total-steps 6000 --batch-size 32 --predictor-steps 240 --predictor-batch-size 16 "
-        "--window-stride 8",
+        "--window-stride 8 --conservativeness 0.5 --smoothness 1 --smoothness-shift 20 --dropout 0.25",
     },
 }
 NOISY_WITH_50 = ("paws_mlp", "paws_transformer", "bc", "preference_transformer", "p_iql")  # their further seeds first
