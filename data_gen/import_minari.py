@@ -78,7 +78,7 @@ def action_bounds(space: gym.spaces.Box, episodes: list[dict[str, np.ndarray]]) 
     return low, np.where(np.isfinite(high), high, actions.max(axis=0))
 
 
-def render_clips(source: str, dataset: MinariDataset, chosen: np.ndarray, length: int, folder: Path) -> None:
+def render_clips(dataset: MinariDataset, chosen: np.ndarray, length: int, folder: Path) -> None:
     """folder/<i>.mp4 for each row (episode, start) of `chosen`, by replay of its episode from the recorded seed."""
     from render import STEPS_PER_FRAME, choose_gl, write_mp4
 
@@ -95,17 +95,19 @@ def render_clips(source: str, dataset: MinariDataset, chosen: np.ndarray, length
         (episode,) = dataset.iterate_episodes([dataset.episode_indices[number]])
         recorded = flatten(dataset.observation_space, episode.observations)
         clips = {int(start): int(i) for i, (e, start) in enumerate(chosen) if e == number}
-        frames = []
+        shown = {t: i for start, i in clips.items() for t in range(start, start + length, STEPS_PER_FRAME)}
+        frames = {i: [] for i in clips.values()}
         obs, _ = env.reset(seed=int(about[number]["seed"]), options=about[number].get("options"))
-        for t in range(max(clips) + length):
+        for t in range(max(shown) + 1):
             replayed = gym.spaces.flatten(dataset.observation_space, obs)
             if not np.allclose(replayed, recorded[t], atol=1e-2):
                 problem = f"episode {number} replays differently from step {t} on"
                 sys.exit(f"error: --render: {problem}: other versions, or an unusual reset; leave --render out")
-            frames.append(env.render() if any(start <= t < start + length for start in clips) else None)
+            if t in shown:
+                frames[shown[t]].append(env.render())
             obs = env.step(episode.actions[t])[0]
-        for start, i in clips.items():
-            write_mp4(folder / f"{i}.mp4", frames[start : start + length : STEPS_PER_FRAME])
+        for i, clip in frames.items():
+            write_mp4(folder / f"{i}.mp4", clip)
     env.close()
 
 
@@ -132,7 +134,7 @@ def main(args: Args) -> None:
     folder = Path(args.labels_dir, name)
     (folder / "pairs.npz").unlink(missing_ok=True)  # an earlier import's: its clips are overwritten now
     if args.render:
-        render_clips(args.dataset, dataset, chosen[: 2 * len(pairs)], args.segment_length, folder / "clips")
+        render_clips(dataset, chosen[: 2 * len(pairs)], args.segment_length, folder / "clips")
     begins = np.cumsum([0, *lengths[:-1]])
     meta = dict(
         task=name,

@@ -1,6 +1,7 @@
 """Robot data in, labels in a real browser, training, weights out: a LeRobotDataset v3 and a Minari data set."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,10 @@ sys.path[:0] = [str(ROOT / "data_gen"), str(ROOT / "benchmark")]
 import export_weights
 import import_lerobot
 import import_minari
+import label
 import segments
+import validate
+from test_label import Process, browser, wait, wait_for_pair  # noqa: F401 (browser is a fixture)
 
 CAMERA, FPS, LENGTHS = "observation.images.front", 10, (20, 5, 33, 16, 25)  # frames of each episode
 
@@ -118,8 +122,8 @@ def read_grey(clip: Path) -> np.ndarray:
 
 
 def test_segments_are_the_frames_and_clips_of_the_data_set(robot):
-    data = np.load(import_robot(robot), allow_pickle=False)
-    meta, frames = json.loads(str(data["meta"])), frames_of(robot)
+    data = validate.load_preference_file(str(import_robot(robot)))
+    meta, frames = data["meta"], frames_of(robot)
     scale = {key: np.array(value) for key, value in meta["scale"].items()}
     assert data["obs"].shape == data["act"].shape == (8, 8, 3)
     assert data["prefs"].tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]] and meta["task"] == "fold-towel"
@@ -236,8 +240,8 @@ def test_minari_segments_are_labelled_by_return(tmp_path, monkeypatch, data_form
         pytest.importorskip("h5py")
     name = make_minari(tmp_path, monkeypatch, data_format)
     import_minari.main(import_minari.Args(name, segment_length=7, segments=10, labels_dir=str(tmp_path)))
-    data = np.load(tmp_path / "pusher-random-v0" / "pairs.npz", allow_pickle=False)
-    meta = json.loads(str(data["meta"]))
+    data = validate.load_preference_file(str(tmp_path / "pusher-random-v0" / "pairs.npz"))
+    meta = data["meta"]
     episodes = list(minari.load_dataset(name).iterate_episodes())
     obs, act = (np.concatenate([getattr(e, key)[: len(e)] for e in episodes]) for key in ("observations", "actions"))
     reward = np.concatenate([e.rewards for e in episodes])
@@ -326,3 +330,45 @@ def test_bad_runs_get_one_line(robot, tmp_path):
         with pytest.raises(SystemExit, match="error: ") as stop:
             export_weights.main(export_weights.Args(**args))
         assert message in str(stop.value)
+
+
+# ---- from a data set to weights ----
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not shutil.which("chromium") or not shutil.which("chromedriver"), reason="needs a browser: chromium"
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("source", ["lerobot", "minari"])
+def test_import_label_train_export(source, request, browser, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.chdir(tmp_path)
+    if source == "lerobot":
+        data = import_robot(request.getfixturevalue("robot"), segments=6)
+    else:
+        name = make_minari(tmp_path, monkeypatch)
+        import_minari.main(import_minari.Args(name, segment_length=8, segments=6, render=True))
+        data = tmp_path / "labels/pusher-random-v0/pairs.npz"
+    with Process("--data", str(data), "--videos", str(data.parent / "clips"), "--n-pref=3", "--labeler=me") as server:
+        browser.get(server.url)
+        for done in range(3):
+            wait_for_pair(browser, f"{done + 1} of 3")
+            browser.find_element("id", "choose-right").click()
+        wait(browser, "!finished.hidden")
+    labels = [json.loads(line) for line in (data.parent / "me.jsonl").read_text().splitlines()[1:]]
+
+    label.main(label.Args(data=str(data), labeler=("me",), export=True, out="me.npz"))
+    assert np.load("me.npz")["prefs"].tolist() == [[answer["right"], answer["left"]] for answer in labels]
+    train = [sys.executable, str(ROOT / "paws_mlp.py"), "--data=me.npz", "--no-eval", "--n-eff=0.5"]
+    done = subprocess.run([*train, "--advantage-steps=9", "--total-steps=5"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (folder,) = Path("runs").iterdir()
+    export_weights.main(export_weights.Args(str(folder)))
+    frames = json.loads(str(np.load("me.npz")["meta"]))["frames"]
+    model = torch.load(folder / "model.pt", weights_only=True)
+    weights = np.array(pq.read_table(folder / "sample_weights.parquet")["weight"].to_pylist())
+    assert len(weights) == frames["total"] and weights.mean() == pytest.approx(1)
+    assert np.count_nonzero(weights) <= 6 * 8 and sorted(model["segments"].tolist()) == list(range(6))
+    for segment, weight in zip(model["segments"].tolist(), model["weights"].tolist(), strict=True):
+        first = frames["first"][segment]
+        assert weights[first : first + 8] == pytest.approx(weight * frames["total"] / 8)
