@@ -26,7 +26,6 @@ simulators, evaluation, run directory. Choices where the paper is silent: docs/p
 import copy
 import hashlib
 import json
-import math
 import multiprocessing
 import os
 import signal
@@ -89,9 +88,9 @@ class Args:
 
 # ---- shared by the baselines that draw pairs ----
 def minibatch(n: int, size: int, seed: int, step: int) -> torch.Tensor:
-    """Rows of update `step` = 1, 2, ...: each epoch is a permutation of the n pairs, its last batch may be smaller."""
-    epoch, i = divmod(step - 1, math.ceil(n / size))
-    order = np.random.default_rng([seed, 2, epoch]).permutation(n)  # the step tells all: exact resume
+    """Pairs of update `step` = 1, 2, ...: each epoch is a permutation of the n, its last batch may be smaller."""
+    epoch, i = divmod(step - 1, -(-n // size))
+    order = np.random.default_rng([seed, 1, epoch]).permutation(n)  # (seed, step) tells all: resume needs no state
     return torch.from_numpy(order[i * size : (i + 1) * size])
 
 
@@ -176,6 +175,12 @@ def random_transitions(n_segments: int, length: int, size: int, device: torch.de
     return index // (length - 1), index % (length - 1)
 
 
+def preference_loss(scores: torch.Tensor) -> torch.Tensor:
+    """-mean log sigmoid(f(tau+) - f(tau-)). (..., 2), preferred first -> ()"""
+    better, worse = scores.unbind(-1)
+    return -F.logsigmoid(better - worse).mean()
+
+
 def accuracy(scores: torch.Tensor, prefs: torch.Tensor) -> float:
     """Share of pairs whose preferred segment has the larger score; NaN of none. (K,), (n, 2)"""
     return (scores[prefs[:, 0]] > scores[prefs[:, 1]]).double().mean().item()
@@ -191,12 +196,6 @@ class RewardModel(nn.Module):
 
     def forward(self, obs: torch.Tensor, act: torch.Tensor) -> torch.Tensor:
         return self.net(torch.cat((obs, act), dim=-1))  # (..., o), (..., a) -> (...)
-
-
-def preference_loss(rewards: torch.Tensor) -> torch.Tensor:
-    """-mean log sigmoid(sum_t r(tau+) - sum_t r(tau-)). (B, 2, T), preferred first -> ()"""
-    better, worse = rewards.sum(-1).unbind(1)
-    return -F.logsigmoid(better - worse).mean()
 
 
 @torch.no_grad()
@@ -232,7 +231,8 @@ def main(args: Args) -> dict:
         if step <= reward_steps:
             with torch.no_grad():
                 reward = reward_model(obs[i, t], act[i, t])  # of before the update
-            losses["losses__reward"] = descend(reward_optimizer, preference_loss(reward_model(obs[pairs], act[pairs])))
+            scores = reward_model(obs[pairs], act[pairs]).sum(-1)  # (B, 2)
+            losses["losses__reward"] = descend(reward_optimizer, preference_loss(scores))
         else:
             if frozen_rewards is None:
                 frozen_rewards = all_rewards(reward_model, obs, act)  # (K, T)
