@@ -13,6 +13,10 @@ os.environ["OMP_NUM_THREADS"] = "1"
 ROOT = Path(__file__).resolve().parents[1]
 
 
+def pytest_addoption(parser):
+    parser.addoption("--fuzz-cases", type=int, default=2000, help="damaged preference files that test_fuzz.py tries")
+
+
 def load_script(name: str):
     """The module of a script: paws_mlp, paws_transformer, or a baseline."""
     path = ROOT / f"{name}.py" if name.startswith("paws_") else ROOT / "baselines" / f"{name}.py"
@@ -43,15 +47,11 @@ def toy(tmp_path_factory) -> Path:
     return write_preferences(tmp_path_factory.mktemp("data") / "toy.npz")
 
 
-def run_script(name: str, flags: str, cwd: Path, **popen) -> subprocess.CompletedProcess:
-    script = load_script(name).__file__
-    return subprocess.run([sys.executable, script, *flags.split()], capture_output=True, text=True, cwd=cwd, **popen)
+def run_script(name: str, flags: str, cwd: Path) -> subprocess.CompletedProcess:
+    command = [sys.executable, load_script(name).__file__, *flags.split()]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
 
 
 def only_run(runs: Path) -> Path:
     (folder,) = Path(runs).iterdir()
     return folder
-
-
-def pytest_addoption(parser):
-    parser.addoption("--fuzz-cases", type=int, default=2000, help="damaged preference files that test_fuzz.py tries")
