@@ -328,12 +328,7 @@ def start_worker() -> None:
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
-def dimensions(task: str, env_id: str) -> tuple[int, int]:
-    env = make_env(task, env_id)
-    return env.observation_space.shape[0], env.action_space.shape[0]
-
-
-def run_episode(task: str, env_id: str, layers: list, seed: int, whole: bool) -> tuple[float, float]:
+def run_episode(task: str, env_id: str, layers: list, whole: bool, seed: int) -> tuple[float, float]:
     """(success at any step, return) of one episode of the policy's mean, in a worker, which keeps its simulator."""
     env, success, returned, ended = make_env(task, env_id), np.nan, 0.0, False
     obs, _ = env.reset(seed=seed)
@@ -401,11 +396,13 @@ class Run:
         self.args, self.parts, self.phase, self.done, self.curve, self.pool = args, parts, "data", {}, [], None
         self.seconds, self.clock = dict.fromkeys(("data", "utility", "policy", "evaluation"), 0.0), time.monotonic()
         if args.eval:  # first of all: a process with TensorBoard's threads should not be forked
-            self.pool = ProcessPoolExecutor(args.eval_workers, initializer=start_worker)
-            simulator, net = self.in_pool(dimensions, [(args.task, args.env_id)])[0], parts["policy"].net
-            if simulator != (net[0].in_features, net[-2].out_features):
-                fix = f"fix --task or --env-id, which has {simulator} dimensions, or use --no-eval"
+            env, net = make_env(args.task, args.env_id), parts["policy"].net  # forked workers inherit the simulator
+            dims = env.observation_space.shape + env.action_space.shape
+            if dims != (net[0].in_features, net[-2].out_features):
+                fix = f"fix --task or --env-id, which has {dims} dimensions, or use --no-eval"
                 sys.exit(f"error: {args.data}: obs and act do not fit the simulator; {fix}")
+            self.pool = ProcessPoolExecutor(args.eval_workers, initializer=start_worker)
+            self.pool.submit(os.getpid).result()  # starts them
         with open(args.data, "rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         self.flags = {"script": Path(__file__).name, "data_sha256": digest, **asdict(args)}
@@ -413,9 +410,11 @@ class Run:
         self.folder = Path(args.resume or Path(args.runs_dir, name))
         try:
             if not args.resume:
-                while self.folder.exists():  # a run started in the same second
+                try:
+                    self.folder.mkdir(parents=True)
+                except FileExistsError:  # a run started in the same second
                     self.folder = Path(f"{self.folder}-{os.getpid()}")
-                self.folder.mkdir(parents=True)
+                    self.folder.mkdir()
                 write(self.folder / "args.json", json.dumps(self.flags, indent=1))
             self.lock = open(self.folder / "args.json")  # held until this process ends
             flock(self.lock, LOCK_EX | LOCK_NB)
@@ -489,13 +488,6 @@ class Run:
                 self.check(key, value, step)
                 self.writer.add_scalar(key.replace("__", "/"), value, step)
 
-    def in_pool(self, function, jobs: list[tuple]) -> list:
-        """The results of function(*job), in the order of the jobs."""
-        try:
-            return [future.result() for future in [self.pool.submit(function, *job) for job in jobs]]
-        except BrokenProcessPool:
-            sys.exit("error: an evaluation process died (out of memory?); try fewer --eval-workers, then --resume")
-
     def evaluate(self, policy: Policy, step: int) -> None:
         """A row of the curve. The episodes depend on (seed, step) alone: evaluating more or less changes no run."""
         args = self.args
@@ -505,8 +497,11 @@ class Run:
         linears = [layer for layer in policy.net if isinstance(layer, nn.Linear)]
         layers = [(m.weight.detach().cpu().numpy().T.copy(), m.bias.detach().cpu().numpy()) for m in linears]
         seeds = np.random.SeedSequence([args.seed, step]).generate_state(args.eval_episodes) >> 1
-        jobs = [(args.task, args.env_id, layers, int(seed), args.eval_return) for seed in seeds]
-        success, returned = np.mean(self.in_pool(run_episode, jobs), axis=0).tolist()
+        play = partial(run_episode, args.task, args.env_id, layers, args.eval_return)
+        try:
+            success, returned = np.mean(list(self.pool.map(play, seeds.tolist())), axis=0).tolist()
+        except BrokenProcessPool:
+            sys.exit("error: an evaluation process died (out of memory?); try fewer --eval-workers, then --resume")
         success = None if np.isnan(success) else success
         returned = returned if args.eval_return or success is None else None  # None: episodes were cut short
         self.tick("evaluation")
