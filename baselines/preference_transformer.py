@@ -2,30 +2,29 @@
 # requires-python = ">=3.11"
 # dependencies = [
 #   "torch>=2.6", "tyro>=0.9", "numpy>=2", "tensorboard", "tqdm",
-#   "gymnasium[mujoco]>=1.1", "mujoco==3.3.0", "metaworld==3.1.1", "imageio", "imageio-ffmpeg",
+#   "gymnasium[mujoco]>=1.1", "mujoco==3.3.0", "metaworld==3.1.1",
 # ]
 # ///
-"""Preference Transformer: Modeling Human Preferences using Transformers for RL (Kim et al., ICLR 2023), with IQL.
+"""Preference Transformer: Modeling Human Preferences using Transformers for RL (Kim et al., ICLR 2023). MIT licence.
 
-    python baselines/preference_transformer.py --task door-open --n-pref 50                    (the published sizes)
-    python baselines/preference_transformer.py --task door-open --n-pref 50 --preset quick     (sized for a CPU)
+    python baselines/preference_transformer.py --task door-open --n-pref 50
+
+These are the published sizes; on a CPU add --reward-steps 400 --reward-batch-size 16 --total-steps 10000
+--eval-every 250.
 
 1. Reward model: a causal Transformer reads a_1, s_1, a_2, s_2, ...; x_t is its output at s_t. One linear layer makes
    q_t, k_t and the scalar r_t of x_t; preference attention looks at the whole segment:
        z_t = sum_s softmax_s(q_t . k_s) r_s,      f(tau) = mean_t z_t,      L = -mean log sigmoid(f(tau+) - f(tau-))
-   AdamW, learning rate 1e-4 -> 1e-3 -> 1e-4; the checkpoint with the best cross-entropy on held-out pairs is kept.
-2. Relabelling: the reward of a step is r_t (not z_t), divided by (largest - smallest return), times a horizon.
-3. IQL on single transitions, in this order, with Q' the target network and u = min_i Q'_i(s, a) - V(s):
-       L_V  = mean |expectile - 1(u < 0)| u^2
-       L_pi = -mean min(exp(temperature u), 100) log pi(a | s)     (u with the new V)
-       L_Q  = mean sum_i (r + gamma V(s') - Q_i(s, a))^2           (with the new V);      Q' <- tau Q + (1 - tau) Q'
+2. Relabelling: the reward of a step is r_t (not z_t), divided by (largest - smallest return), times the horizon.
+3. IQL (Kostrikov et al., ICLR 2022) on single transitions, each update in this order:
+       value   L_V  = mean |expectile - 1(u < 0)| u^2,  u = min_i Q'_i(s, a) - V(s)
+       policy  L_pi = -mean min(exp(temperature u), 100) log pi(a | s)             V of after its update
+       critics L_Q  = sum_i mean (r + gamma V(s') - Q_i(s, a))^2                   V of after its update
+       targets Q'   = (1 - target_rate) Q' + target_rate Q
 
-Choices where the PAWS paper is silent: the reward model's sizes are those of its authors' command (1 layer, 4 heads,
-width 256, 10,000 epochs of 256 pairs) with preference attention, the method of the article; their command leaves it out
-(--no-preference-attention). One tenth of the pairs is held out. Each segment is a trajectory of T steps and
-T - 1 transitions without an end; the horizon in step 2 is T. As its authors, rewards get +0.5 on half-cheetah, hopper
-and walker2d. IQL's critics and value have PAWS's (256, 256); the policy is the one of all methods, with
-log pi = -||a - mu(s)||^2. 500,000 policy updates as for the other baselines.
+The method is lines 30 to 330. Below it is what every script of this repository has in common: data, policy,
+simulators, evaluation, run directory. Choices where the paper is silent: docs/preference_transformer.md and
+docs/fidelity.md.
 """
 
 import copy
@@ -34,820 +33,214 @@ import json
 import math
 import multiprocessing
 import os
-import subprocess
+import signal
 import sys
+import threading
 import time
 import zipfile
-import zlib
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
-from importlib import metadata
+from fcntl import LOCK_EX, LOCK_NB, flock
+from functools import cache, partial
+from importlib import metadata, util
 from pathlib import Path
-from typing import Literal
+from types import SimpleNamespace
+from typing import NamedTuple
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy only runs small evaluation forwards, one process per core
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy only runs small forward passes, in one process per core
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 import tyro
 from torch import nn
+from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
-
-PRESETS = {
-    "paper": dict(total_steps=500_000, batch_size=256, eval_every=5_000, reward_batch_size=256),
-    "quick": dict(total_steps=10_000, batch_size=256, eval_every=250, reward_batch_size=16, reward_steps=400),
-}
 
 
 @dataclass
 class Args:
-    exp_name: str = "preference_transformer"
-    """name of the method in the run directory and in tables"""
-    preset: Literal["paper", "quick"] = "paper"
-    """sizes where a flag does not give them: the published ones, or small ones for a CPU"""
-    total_steps: int | None = None
-    """policy (IQL) updates [paper 500,000; quick 10,000]"""
-    eval_every: int | None = None
-    """policy updates between two evaluations [paper 5,000; quick 250]"""
-    batch_size: int | None = None
-    """transitions in an IQL update [256]"""
-    learning_rate: float = 3e-4
-    """Adam of value, critics and policy; the policy's falls to 0 by a cosine"""
-    gamma: float = 0.99
-    """discount factor"""
-    expectile: float = 0.7
-    """expectile of the value function"""
-    temperature: float = 3.0
-    """policy weights are exp(temperature advantage), at most 100"""
-    tau: float = 0.005
-    """step of the target critics towards the critics, each update"""
-    critic_width: int = 256
-    """hidden units in both layers of critics and value"""
-    reward_steps: int | None = None
-    """updates of the reward model [paper 10,000 epochs; quick 400]"""
-    reward_batch_size: int | None = None
-    """pairs in an update of the reward model [paper 256; quick 16]"""
-    reward_check_every: int | None = None
-    """updates between two looks at the held-out cross-entropy [5 epochs, at most 1/20 of reward_steps]"""
-    reward_learning_rate: float = 1e-3
-    """AdamW, peak; a tenth of it at both ends"""
-    reward_width: int = 256
-    """width of the Transformer"""
+    task: str = ""  # one of the 14 tasks, or any name for your own data
+    n_pref: int = 0  # preference pairs to learn from, a seeded choice [all in the file]
+    seed: int = 1  # of the choice of pairs, networks, minibatches, dropout and evaluation episodes
+    # reward model
+    preference_attention: bool = True  # as in the article; --no-... scores a segment by an MLP, as its authors' command
+    reward_steps: int = 0  # updates [10,000 epochs]
+    reward_batch_size: int = 256  # pairs
+    reward_learning_rate: float = 1e-3  # AdamW, peak; a tenth of it at both ends
+    reward_width: int = 256  # of the Transformer
     reward_layers: int = 1
-    """layers of the Transformer"""
-    reward_heads: int = 4
-    """attention heads in each layer"""
-    reward_dropout: float = 0.1
-    """dropout in the Transformer"""
-    preference_attention: bool = True
-    """score a segment through preference attention, or (--no-...) by the mean of an MLP head"""
-    return_range: float | None = None
-    """relabelled returns of the segments span this range [segment length]"""
-    reward_shift: float | None = None
-    """added to every relabelled reward [0.5 on half-cheetah, hopper and walker2d, else 0]"""
-    # ---- shared: flags (identical in every script; `python tests/test_shared_blocks.py --fix` copies it) ----
-    task: str | None = None
-    """one of the 14 tasks, or any name for your own data"""
-    data: str | None = None
-    """preference file [data/<task>.npz]"""
-    n_pref: int | None = None
-    """number of preference pairs to use, a seeded choice [all in the file]"""
-    seed: int = 1
-    """seeds the choice of pairs, networks, minibatches, dropout and evaluation episodes"""
-    cuda: bool = True
-    """use a GPU if there is one"""
-    eval: bool = True
-    """evaluate in the simulator; --no-eval needs no simulator"""
-    eval_episodes: int = 25
-    """episodes in each evaluation"""
-    eval_workers: int = min(4, os.cpu_count() or 1)
-    """processes that run evaluation episodes; 0 runs them in this process"""
-    env_id: str | None = None
-    """evaluate in this Gymnasium environment; actions in [-1, 1] are rescaled to its action space"""
-    runs_dir: str = "runs"
-    """parent of the run directory"""
-    resume: str | None = None
-    """RUN_DIR of a killed run: continue it with its own flags to exactly the result it would have had"""
-    capture_video: bool = False
-    """write RUN_DIR/video.mp4 of the final policy"""
-    track: bool = False
-    """log to Weights & Biases too (needs wandb)"""
-    # ---- end shared ----
+    reward_heads: int = 4  # attention heads in each layer
+    return_range: float = 250.0  # the segments' relabelled returns span this, the horizon of an episode
+    # IQL
+    total_steps: int = 500_000  # updates
+    batch_size: int = 256  # transitions in an update
+    learning_rate: float = 3e-4  # Adam, each network its own; the policy's falls to 0 along a cosine
+    critic_width: int = 256  # hidden units in both layers of critics and value
+    gamma: float = 0.99  # discount factor
+    expectile: float = 0.7  # of Q, that the value follows
+    temperature: float = 3.0  # policy weights are exp(temperature advantage), at most 100
+    target_rate: float = 0.005  # part of the critics that their targets take over in an update
+    eval_every: int = 5_000  # updates between two evaluations
+    exp_name: str = "preference_transformer"  # name of the method in run directory and tables
+    # the same in every script
+    data: str = ""  # preference file [data/<task>.npz]
+    cuda: bool = True  # use a GPU if there is one
+    eval: bool = True  # evaluate in the simulator; --no-eval needs none
+    eval_episodes: int = 25  # in each evaluation
+    eval_return: bool = True  # --no-eval-return ends an episode at its first success: faster, same success rates
+    eval_workers: int = min(4, os.cpu_count() or 1)  # processes
+    env_id: str = ""  # evaluate in this Gymnasium environment; actions in [-1, 1] are rescaled to its action space
+    runs_dir: str = "runs"  # parent of the run directory
+    resume: str = ""  # run directory of a killed run: continue it with its own flags, to exactly the same result
+    track: bool = False  # log to Weights & Biases too (needs wandb)
 
 
-# ---- shared: environment (identical in every script; `python tests/test_shared_blocks.py --fix` copies it) ----
-METAWORLD_TASKS = (
-    "button-press", "door-open", "drawer-open", "faucet-close", "lever-pull",
-    "peg-insert-side", "plate-slide", "push-back", "sweep-into", "window-close",
-)  # fmt: skip
-LOCOMOTION_TASKS = {  # without early termination: an episode always has HORIZON steps
-    "ant": ("Ant-v5", dict(terminate_when_unhealthy=False, include_cfrc_ext_in_observation=False)),
-    "half-cheetah": ("HalfCheetah-v5", {}),
-    "hopper": ("Hopper-v5", dict(terminate_when_unhealthy=False)),
-    "walker2d": ("Walker2d-v5", dict(terminate_when_unhealthy=False)),
-}
-HORIZON = 250
+# ---- shared by the baselines that draw pairs ----
+def minibatch(n: int, size: int, seed: int, step: int) -> torch.Tensor:
+    """Pairs of update `step` = 1, 2, ...: each epoch is a permutation of the n, its last batch may be smaller."""
+    epoch, i = divmod(step - 1, -(-n // size))
+    order = np.random.default_rng([seed, 1, epoch]).permutation(n)  # (seed, step) tells all: resume needs no state
+    return torch.from_numpy(order[i * size : (i + 1) * size])
 
 
-class QuaternionOfMatrix:
-    """Stands in for scipy's Rotation, slow inside a Meta-World step: the same bits for one (3, 3) rotation matrix."""
-
-    def __init__(self, matrix: np.ndarray):
-        self.matrix = matrix
-
-    @classmethod
-    def from_matrix(cls, matrix: np.ndarray) -> "QuaternionOfMatrix":
-        return cls(matrix)
-
-    def as_quat(self) -> np.ndarray:
-        """(x, y, z, w), from the largest of the four, so that nothing cancels."""
-        m = self.matrix.tolist()
-        trace = m[0][0] + m[1][1] + m[2][2]
-        i = max(range(3), key=lambda axis: m[axis][axis])
-        if trace > m[i][i]:
-            q = [m[2][1] - m[1][2], m[0][2] - m[2][0], m[1][0] - m[0][1], 1 + trace]
-        else:
-            j, k = (i + 1) % 3, (i + 2) % 3
-            q = [0.0, 0.0, 0.0, m[k][j] - m[j][k]]
-            q[i], q[j], q[k] = 1 - trace + 2 * m[i][i], m[j][i] + m[i][j], m[k][i] + m[i][k]
-        return np.array(q) / np.sqrt(q[0] * q[0] + q[1] * q[1] + q[2] * q[2] + q[3] * q[3])
+# ---- end ----
 
 
-class MetaWorldEnv:
-    """A Meta-World v3 task with CPL's changes: visible goal, new at each reset; random hand start; 35 observations."""
-
-    obs_dim, act_dim = 35, 4
-    HAND_NOISE = np.array([0.25, 0.15, 0.2])
-
-    def __init__(self, task: str):
-        from metaworld.env_dict import ALL_V3_ENVIRONMENTS
-
-        self.env = ALL_V3_ENVIRONMENTS[f"{task}-v3"]()
-        sys.modules[type(self.env).__module__].Rotation = QuaternionOfMatrix
-        self.env._partially_observable = False
-        # The cached space was built while the goal was hidden, and step() clips observations to it: goal = (0, 0, 0).
-        del self.env.sawyer_observation_space
-        self.env._freeze_rand_vec = False
-        self.env._set_task_called = True
-        self.env.seeded_rand_vec = True  # goals from env.np_random; reset(seed=...) is ignored by Meta-World
-
-    def _observe(self, full_obs: np.ndarray) -> np.ndarray:
-        self.full_obs = full_obs  # (39,): what scripted experts read
-        self.steps += 1
-        return np.concatenate((full_obs[:18], full_obs[22:])).astype(np.float32)  # drop the previous hand position
-
-    def reset(self, seed: int) -> np.ndarray:
-        import mujoco
-
-        env = self.env
-        env.seed(int(seed))
-        mujoco.mj_resetData(env.model, env.data)  # nothing of the last episode may reach into this one
-        env.reset()
-        hand = env.hand_init_pos + env.np_random.uniform(-self.HAND_NOISE, self.HAND_NOISE)
-        hand = np.clip(hand, env.mocap_low, env.mocap_high)
-        for _ in range(50):  # env.init_tcp stays as it was: rewards need the unmoved one
-            env.data.mocap_pos[0] = hand
-            env.data.mocap_quat[0] = (1, 0, 1, 0)
-            env.do_simulation([-1, 1], env.frame_skip)
-        env._prev_obs = env._get_curr_obs_combined_no_goal()
-        self.steps = -1
-        return self._observe(env._get_obs())
-
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, float, bool]:
-        full_obs, reward, _, _, info = self.env.step(np.clip(action, -1.0, 1.0))
-        obs = self._observe(full_obs)
-        return obs, float(reward), float(info["success"]), self.steps >= HORIZON
-
-    def render(self) -> np.ndarray:
-        import mujoco
-
-        if not hasattr(self, "renderer"):  # an upright camera: Meta-World's own are upside down, rolled or on the hand
-            self.renderer, self.camera = mujoco.Renderer(self.env.model, 480, 640), mujoco.MjvCamera()
-            self.camera.azimuth, self.camera.elevation, self.camera.distance = 150, -35, 1.3
-            self.camera.lookat[:] = (-0.05, 0.6, 0.15)
-        self.renderer.update_scene(self.env.data, self.camera)
-        return self.renderer.render()
+# ---- shared by the IQL methods ----
+def mlp(n_in: int, width: int) -> nn.Sequential:
+    """Two hidden layers and one output. (..., n_in) -> (...)"""
+    hidden = (linear(n_in, width), nn.ReLU(), linear(width, width), nn.ReLU())
+    return nn.Sequential(*hidden, linear(width, 1), nn.Flatten(-2))
 
 
-class GymEnv:
-    """Any Gymnasium environment with Box observations and bounded actions; [-1, 1] is rescaled to its action space."""
+class Critics(nn.Module):
+    """Two independent Q functions."""
 
-    def __init__(self, env_id: str, render: bool = False, **kwargs):
-        import gymnasium as gym
-
-        try:
-            self.env = gym.make(env_id, render_mode="rgb_array" if render else None, **kwargs)
-        except gym.error.Error as e:
-            sys.exit(f"error: --env-id {env_id}: Gymnasium cannot make it ({e}); is its package installed?")
-        action_space, obs_space = self.env.action_space, self.env.observation_space
-        if not isinstance(action_space, gym.spaces.Box) or not action_space.is_bounded():
-            sys.exit(f"error: --env-id {env_id}: needs a bounded continuous (Box) action space, found {action_space}")
-        if not isinstance(obs_space, gym.spaces.Box):
-            sys.exit(f"error: --env-id {env_id}: needs a Box observation space, found {obs_space}; wrap it")
-        self.low, self.high, self.shape = action_space.low.ravel(), action_space.high.ravel(), action_space.shape
-        self.obs_dim, self.act_dim = int(np.prod(obs_space.shape)), int(np.prod(action_space.shape))
-
-    def reset(self, seed: int) -> np.ndarray:
-        obs, _ = self.env.reset(seed=int(seed))
-        return np.asarray(obs, np.float32).ravel()
-
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, float, bool]:
-        action = self.low + (np.clip(action, -1.0, 1.0) + 1.0) * 0.5 * (self.high - self.low)
-        obs, reward, terminated, truncated, info = self.env.step(action.reshape(self.shape).astype(np.float32))
-        success = float(info.get("success", info.get("is_success", np.nan)))  # NaN: the environment does not say
-        return np.asarray(obs, np.float32).ravel(), float(reward), success, bool(terminated or truncated)
-
-    def render(self) -> np.ndarray:
-        return self.env.render()
-
-
-def make_env(task: str, env_id: str | None = None, render: bool = False) -> MetaWorldEnv | GymEnv:
-    if env_id is not None:
-        return GymEnv(env_id, render)
-    if task in METAWORLD_TASKS:
-        return MetaWorldEnv(task)
-    if task in LOCOMOTION_TASKS:
-        gym_id, kwargs = LOCOMOTION_TASKS[task]
-        return GymEnv(gym_id, render, max_episode_steps=HORIZON, **kwargs)
-    known = ", ".join((*METAWORLD_TASKS, *LOCOMOTION_TASKS))
-    sys.exit(f"error: --task {task}: no simulator of that name; use one of {known}, or --env-id, or --no-eval")
-
-
-# ---- end shared ----
-
-
-# ---- shared: data (identical in every script; `python tests/test_shared_blocks.py --fix` copies it) ----
-def load_preference_file(path: str) -> dict[str, np.ndarray]:
-    """obs (K, T, o), act (K, T, a) float32, prefs (n, 2) int64, policy (K,) if there. A bad file ends in one line."""
-
-    def fail(key: str, problem: str, fix: str):
-        sys.exit(f"error: {path}: {key}: {problem}; {fix}")
-
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            names = set(file.files)
-            for key in ("obs", "act", "prefs", "format_version"):
-                if key not in names:
-                    fail(f"key '{key}'", "missing", "a preference file holds obs, act, prefs and format_version")
-            arrays = {k: file[k] for k in ("obs", "act", "prefs", "format_version", "policy") if k in names}
-    except FileNotFoundError:
-        fail("file", "not found", "give an existing file with --data, or a --task whose data is in data/")
-    except (OSError, EOFError, ValueError, KeyError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error) as e:
-        fail("file", f"not a readable npz of plain arrays ({type(e).__name__})", "write it with np.savez_compressed")
-    version = arrays.pop("format_version")
-    if version.shape != () or version.dtype.kind not in "iu" or int(version) != 1:
-        fail("key 'format_version'", f"is {version}, expected the integer 1", "convert the file, or update this script")
-    for key in ("obs", "act"):
-        if arrays[key].ndim != 3 or arrays[key].dtype.kind != "f" or 0 in arrays[key].shape:
-            found = f"{arrays[key].dtype} of shape {arrays[key].shape}"
-            fail(f"key '{key}'", f"found {found}, expected float32 of shape (K, T, dim)", "stack the segments so")
-        arrays[key] = np.ascontiguousarray(arrays[key], np.float32)
-        if not np.isfinite(arrays[key].sum(dtype=np.float64)):  # a sum: no temporary of the size of the data
-            first = tuple(int(i) for i in np.argwhere(~np.isfinite(arrays[key]))[0])
-            fail(f"key '{key}'", f"NaN or infinity at {first}", "remove or repair that segment")
-    obs, act, prefs = arrays["obs"], arrays["act"], arrays["prefs"]
-    if obs.shape[:2] != act.shape[:2]:
-        fail("key 'act'", f"has (K, T) = {act.shape[:2]} but obs has {obs.shape[:2]}", "store one action per step")
-    if max(act.max(), -act.min()) > 1.0:
-        fail("key 'act'", f"values in [{act.min():g}, {act.max():g}]", "rescale actions to [-1, 1]")
-    if prefs.ndim != 2 or prefs.shape[1] != 2 or len(prefs) == 0 or prefs.dtype.kind not in "iu":
-        found = f"{prefs.dtype} of shape {prefs.shape}"
-        fail("key 'prefs'", f"found {found}, expected int of shape (n, 2)", "rows are (preferred index, other index)")
-    if prefs.min() < 0 or prefs.max() >= len(obs):
-        found = f"indices from {prefs.min()} to {prefs.max()}"
-        fail("key 'prefs'", found, f"they must be between 0 and {len(obs) - 1}: there are {len(obs)} segments")
-    if (prefs[:, 0] == prefs[:, 1]).any():
-        row = int(np.argmax(prefs[:, 0] == prefs[:, 1]))
-        fail("key 'prefs'", f"row {row} compares segment {prefs[row, 0]} with itself", "remove that row")
-    arrays["prefs"] = prefs.astype(np.int64)
-    if "policy" in arrays and (arrays["policy"].shape != (len(obs),) or arrays["policy"].dtype.kind not in "iu"):
-        fail("key 'policy'", f"shape {arrays['policy'].shape}, expected ({len(obs)},) int", "drop the key or repair it")
-    return arrays
-
-
-def choose_pairs(prefs: np.ndarray, n: int, seed: int, policy: np.ndarray | None = None) -> np.ndarray:
-    """n rows: a seeded random choice, then swaps until the data policies are as equally represented as they can be."""
-    rng = np.random.default_rng([seed, 0])
-    order = rng.permutation(len(prefs))
-    if policy is None or n == len(prefs):
-        return order[:n]
-    members = policy[prefs]  # (rows, 2)
-    kinds, kind_of = np.unique(np.sort(members, axis=1), axis=0, return_inverse=True)  # which two policies meet
-    per_kind = np.stack([(kinds == p).sum(1) for p in np.unique(policy)], axis=1)  # (kinds, policies)
-    chosen = [[row for row in order[:n] if kind_of[row] == k] for k in range(len(kinds))]
-    others = [[row for row in order[n:] if kind_of[row] == k] for k in range(len(kinds))]
-    counts = sum(len(rows) * per_kind[k] for k, rows in enumerate(chosen))
-    while True:
-        swaps = [(i, j) for i in range(len(kinds)) for j in range(len(kinds)) if i != j and chosen[i] and others[j]]
-        spreads = [((counts - per_kind[i] + per_kind[j]) ** 2).sum() for i, j in swaps]
-        if not swaps or min(spreads) >= (counts**2).sum():
-            return np.sort(np.concatenate([np.array(rows, dtype=np.int64) for rows in chosen]))
-        i, j = swaps[int(np.argmin(spreads))]
-        chosen[i], others[j], out, new = chosen[i][:-1], others[j][:-1], chosen[i][-1], others[j][-1]
-        chosen[j], others[i] = chosen[j] + [new], others[i] + [out]
-        counts = counts - per_kind[i] + per_kind[j]
-
-
-def load_segments(args) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """obs (K, T, o), act (K, T, a) and prefs (n, 2) of the chosen pairs: their segments, no others, renumbered."""
-    arrays = load_preference_file(args.data)
-    available = len(arrays["prefs"])
-    n = available if args.n_pref is None else args.n_pref
-    if not 1 <= n <= available:
-        sys.exit(f"error: {args.data}: key 'prefs': has {available} rows; choose --n-pref from 1 to that, not {n}")
-    args.n_pref = n
-    rows = choose_pairs(arrays["prefs"], n, args.seed, arrays.get("policy"))
-    used, prefs = np.unique(arrays["prefs"][rows], return_inverse=True)
-    obs, act = (arrays[k] if len(used) == len(arrays[k]) else arrays[k][used] for k in ("obs", "act"))
-    return torch.from_numpy(obs), torch.from_numpy(act), torch.from_numpy(prefs.reshape(n, 2))
-
-
-# ---- end shared ----
-
-
-# ---- shared: policy (identical in every script; `python tests/test_shared_blocks.py --fix` copies it) ----
-class Dropout(nn.Module):
-    """nn.Dropout with a generator of its own: nothing else in the process can change what is learned."""
-
-    def __init__(self, p: float, generator: torch.Generator | None):
+    def __init__(self, obs_dim: int, act_dim: int, width: int):
         super().__init__()
-        self.p, self.generator = p, generator
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not self.training or self.p == 0:
-            return x
-        keep = torch.rand(x.shape, generator=self.generator, device=x.device).ge_(self.p)  # 1 with probability 1 - p
-        return x * keep.mul_(1 / (1 - self.p))
-
-
-def linear(n_in: int, n_out: int, generator: torch.Generator | None, gain: float = 1.0) -> nn.Linear:
-    """A linear layer with orthogonal weights and zero bias (CPL's initialisation)."""
-    layer = nn.utils.skip_init(nn.Linear, n_in, n_out)
-    weight = torch.empty(n_out, n_in)
-    nn.init.orthogonal_(weight, gain, generator=generator)
-    with torch.no_grad():
-        layer.weight.copy_(weight)
-        layer.bias.zero_()
-    return layer
-
-
-class Policy(nn.Module):
-    """CPL's actor: deterministic mu(s) in (-1, 1), two hidden layers of 512, dropout 0.25 before each ReLU."""
-
-    def __init__(self, obs_dim: int, act_dim: int, init=None, noise=None):
-        """`init` and `noise`: torch generators of the initial weights (on the CPU) and of dropout (on the device)."""
-        super().__init__()
-        self.net = nn.Sequential(
-            linear(obs_dim, 512, init), Dropout(0.25, noise), nn.ReLU(),
-            linear(512, 512, init), Dropout(0.25, noise), nn.ReLU(),
-            linear(512, act_dim, init), nn.Tanh(),
-        )  # fmt: skip
-
-    def forward(self, obs: torch.Tensor) -> torch.Tensor:
-        return self.net(obs)  # (..., o) -> (..., a)
-
-    def log_prob(self, obs: torch.Tensor, act: torch.Tensor) -> torch.Tensor:
-        """log pi(a | s) = -||a - mu(s)||^2: a unit-variance Gaussian up to constants. (..., o), (..., a) -> (...)"""
-        return -(self.net(obs) - act).square().sum(-1)
-
-
-def load_policy(path: str | Path) -> Policy:
-    """The trained policy of a model.pt, ready to act: `load_policy(path)(torch.as_tensor(obs))`."""
-    model = torch.load(path, map_location="cpu", weights_only=True)
-    policy = Policy(model["obs_dim"], model["act_dim"])
-    policy.load_state_dict(model["policy"])
-    return policy.eval()
-
-
-# ---- end shared ----
-
-
-# ---- shared: evaluation (identical in every script; `python tests/test_shared_blocks.py --fix` copies it) ----
-LOCKSTEP = 8  # episodes that a process plays side by side: enough to share a pass through the policy, few for the cache
-
-
-def policy_layers(policy: Policy) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The policy's (weight, bias) for numpy."""
-    layers = [layer for layer in policy.net if isinstance(layer, nn.Linear)]
-    return [(m.weight.detach().cpu().numpy().T.copy(), m.bias.detach().cpu().numpy()) for m in layers]
-
-
-def episode_seeds(seed: int, step: int, episodes: int) -> list[int]:
-    """Evaluation has random numbers of its own, which depend on the run's seed and the update alone."""
-    return [int(state) >> 1 for state in np.random.SeedSequence([seed, step]).generate_state(episodes)]
-
-
-def run_episodes(envs: list, layers: list[tuple[np.ndarray, np.ndarray]], seeds: list[int]) -> list[list[float]]:
-    """One episode per seed, in lockstep: [success at any step, return] of each. The policy's mean acts, no dropout."""
-    success, returns = np.full(len(seeds), -np.inf), np.zeros(len(seeds))
-    # Always LOCKSTEP rows, used or not: then an episode's bits do not depend on how many run beside it.
-    obs = np.zeros((LOCKSTEP, layers[0][0].shape[0]), np.float32)
-    waiting, playing = list(range(len(seeds)))[::-1], {}  # episodes; the episode of each environment
-    while waiting or playing:
-        while waiting and len(playing) < len(envs):
-            free = next(i for i in range(len(envs)) if i not in playing)
-            playing[free] = waiting.pop()
-            obs[free] = envs[free].reset(seeds[playing[free]])
-        x = obs
-        for weight, bias in layers[:-1]:
-            x = np.maximum(x @ weight + bias, 0.0)
-        actions = np.tanh(x @ layers[-1][0] + layers[-1][1])
-        for i, episode in list(playing.items()):
-            obs[i], reward, now, ended = envs[i].step(actions[i])
-            returns[episode] += reward
-            success[episode] = max(success[episode], now)  # a NaN (no such notion) stays -inf
-            if ended:
-                del playing[i]
-    success[np.isneginf(success)] = np.nan
-    return np.stack((success, returns), axis=1).tolist()
-
-
-def evaluation_worker(connection, task: str, env_id: str | None, parent: int) -> None:
-    """Keeps its environments; answers each job (layers, seeds) with the episodes' results; None, or an orphan, ends."""
-    envs = []
-    try:
-        envs.append(make_env(task, env_id))
-        connection.send((envs[0].obs_dim, envs[0].act_dim))
-        while True:
-            while not connection.poll(timeout=5):
-                if os.getppid() != parent:
-                    return
-            job = connection.recv()
-            if job is None:
-                return
-            while len(envs) < min(LOCKSTEP, len(job[1])):
-                envs.append(make_env(task, env_id))
-            connection.send(run_episodes(envs, *job))
-    except (KeyboardInterrupt, EOFError, BrokenPipeError):
-        pass
-    except BaseException as e:  # the parent ends with this text
-        connection.send(str(e) if isinstance(e, SystemExit) else f"error: evaluation failed: {type(e).__name__}: {e}")
-
-
-class Evaluator:
-    """Long-lived worker processes that keep their environments; no message per step."""
-
-    def __init__(self, args, obs_dim: int, act_dim: int):
-        self.args, self.connections, self.processes, self.envs = args, [], [], []
-        if args.eval_workers > 0:
-            context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-            for _ in range(min(args.eval_workers, args.eval_episodes)):
-                here, there = context.Pipe()
-                job = (there, args.task, args.env_id, os.getpid())
-                worker = context.Process(target=evaluation_worker, args=job, daemon=True)
-                worker.start()
-                there.close()
-                self.connections.append(here)
-                self.processes.append(worker)
-            dims = [self._receive(connection) for connection in self.connections][0]
-        else:
-            self.envs = [make_env(args.task, args.env_id) for _ in range(min(LOCKSTEP, args.eval_episodes))]
-            dims = (self.envs[0].obs_dim, self.envs[0].act_dim)
-        if dims != (obs_dim, act_dim):
-            self.close()
-            sys.exit(
-                f"error: {args.data}: obs and act have {obs_dim} and {act_dim} dimensions, the environment "
-                f"{args.env_id or args.task} has {dims[0]} and {dims[1]}; fix --task/--env-id, or use --no-eval"
-            )
-
-    def _receive(self, connection):
-        try:
-            answer = connection.recv()
-        except EOFError:
-            answer = "error: an evaluation process died (out of memory?); try fewer --eval-workers"
-        if isinstance(answer, str):
-            self.close()
-            sys.exit(answer)
-        return answer
-
-    def evaluate(self, policy: Policy, step: int) -> tuple[float, float]:
-        """(success rate, mean return) over eval_episodes episodes; success is NaN where there is no such notion."""
-        layers, seeds = policy_layers(policy), episode_seeds(self.args.seed, step, self.args.eval_episodes)
-        if self.envs:
-            results = run_episodes(self.envs, layers, seeds)
-        else:
-            n = len(self.connections)
-            for i, connection in enumerate(self.connections):
-                connection.send((layers, seeds[i::n]))
-            results = [result for connection in self.connections for result in self._receive(connection)]
-        success, returns = np.array(results).mean(0)
-        return float(success), float(returns)
-
-    def close(self) -> None:
-        for process, connection in zip(self.processes, self.connections, strict=True):
-            try:
-                connection.send(None)
-            except OSError:  # it has ended by itself, with the error that is being reported
-                pass
-            connection.close()
-            process.join()
-
-
-def smoothed(values: list[float], window: int = 8) -> np.ndarray:
-    """Mean over `window` adjacent evaluations (over all while there are fewer)."""
-    window = min(window, len(values))
-    return np.convolve(values, np.ones(window) / window, "valid") if window else np.array([])
-
-
-def record_video(path: Path, model_path: Path, task: str, env_id: str | None, seed: int) -> None:
-    """Renders one episode of the saved policy; runs in a process of its own, whose MUJOCO_GL chooses the renderer."""
-    import imageio
-
-    policy, env = load_policy(model_path), make_env(task, env_id, render=True)
-    scene = getattr(env.env.unwrapped, "model", None)
-    if hasattr(scene, "light_castshadow"):  # much faster where the CPU renders
-        scene.vis.quality.offsamples, scene.light_castshadow[:], scene.mat_reflectance[:] = 0, 0, 0
-    temporary, obs, ended = path.with_suffix(".tmp.mp4"), env.reset(seed), False
-    with imageio.get_writer(temporary, fps=40, macro_block_size=2) as video:
-        while not ended:
-            video.append_data(env.render())
-            with torch.no_grad():
-                action = policy(torch.from_numpy(obs)).numpy()
-            obs, _, _, ended = env.step(action)
-    os.replace(temporary, path)
-
-
-def capture_video(path: Path, model_path: Path, args) -> None:
-    """Tries the renderers in turn (no display: EGL, then OSMesa); a failure costs the video, not the run."""
-    script = Path(__file__).resolve()
-    code = f"import sys; sys.path.insert(0, {str(script.parent)!r}); from {script.stem} import Path, record_video; "
-    code += f"record_video(Path({str(path)!r}), Path({str(model_path)!r}), {args.task!r}, {args.env_id!r}, {args.seed})"
-    for renderer in [os.environ["MUJOCO_GL"]] if "MUJOCO_GL" in os.environ else ["egl", "osmesa", "glfw"]:
-        environment = {**os.environ, "MUJOCO_GL": renderer}
-        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
-        if done.returncode == 0:
-            return
-    reason = done.stderr.decode().strip().splitlines()[-1:] or ["no message"]
-    print(f"no video: {reason[0]} (headless rendering needs a GPU with EGL, or Debian's libosmesa6)", file=sys.stderr)
-
-
-# ---- end shared ----
-
-
-# ---- shared: run directory (identical in every script; `python tests/test_shared_blocks.py --fix` copies it) ----
-CHECKPOINT_SECONDS = 60
-
-
-def prepare(args) -> torch.device:
-    """Fills in what other flags imply, takes a resumed run's flags from its args.json, chooses the device."""
-    args.started = time.monotonic()  # not a field, so not among the saved flags
-    if args.resume is not None:
-        folder = Path(args.resume)
-        if not (folder / "args.json").is_file():
-            sys.exit(f"error: --resume {folder}: no args.json there; give a run directory such as runs/<name>")
-        saved = json.loads((folder / "args.json").read_text())
-        here = {k: getattr(args, k) for k in ("resume", "cuda", "eval_workers")}
-        for key, value in {**saved, **here}.items():
-            setattr(args, key, value)
-        if (folder / "result.json").is_file():
-            print(f"{folder} is complete already")
-            print(json.dumps(json.loads((folder / "result.json").read_text())))
-            sys.exit(0)
-    if args.task is None:
-        if args.env_id is None and args.data is None:
-            sys.exit("error: give --task (for example --task door-open), or --data with --env-id or --no-eval")
-        args.task = args.env_id.split("/")[-1] if args.env_id else Path(args.data).stem
-    args.data = args.data or f"data/{args.task}.npz"
-    for flag in ("total_steps", "eval_every", "eval_episodes"):
-        if getattr(args, flag) < 1:
-            sys.exit(f"error: --{flag.replace('_', '-')} {getattr(args, flag)}: must be at least 1")
-    if args.cuda and not torch.cuda.is_available():
-        print("no GPU found: running on the CPU")
-    return torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
-
-
-def write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
-
-
-class Run:
-    """The run directory: flags, curve, TensorBoard, exact checkpoints, model.pt and, once complete, result.json."""
-
-    def __init__(self, args, **parts):
-        """`parts`: modules, optimizers and generators that a checkpoint must hold; a resumed run restores them here."""
-        from torch.utils.tensorboard import SummaryWriter
-
-        self.args, self.parts, self.curve, self.done = args, parts, [], {}
-        self.seconds = {"data": 0.0, "advantage": 0.0, "policy": 0.0, "evaluation": 0.0}
-        self.clock_name, self.clock_start = "data", args.started
-        name = f"{args.task}__{args.exp_name}__n{args.n_pref}__s{args.seed}__{int(time.time())}"
-        self.folder = Path(args.resume or Path(args.runs_dir) / name)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with open(args.data, "rb") as file:
-            self.data_digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if args.resume is None:
-            write_atomically(self.folder / "args.json", json.dumps(asdict(args), indent=1))
-        elif (self.folder / "checkpoint.pt").is_file():
-            self._restore()
-        if args.track:
-            import wandb
-
-            wandb.init(project="paws", name=self.folder.name, config=asdict(args), sync_tensorboard=True)
-        self.writer = SummaryWriter(self.folder)
-        self.saved = time.monotonic()
-        self.evaluator = None
-        print(f"run directory: {self.folder}")
-
-    def start_clock(self, name: str) -> str:
-        """Time from now on counts as `name`; returns what it counted as before."""
-        now, before = time.monotonic(), self.clock_name
-        self.seconds[before] = self.seconds.get(before, 0.0) + now - self.clock_start
-        self.clock_name, self.clock_start = name, now
-        return before
-
-    def log(self, key: str, value: float, step: int) -> None:
-        self.writer.add_scalar(key, value, step)
-
-    def checkpoint(self, force: bool = False, **done: int) -> None:
-        """Saves everything that the rest of the run depends on, once a minute; `done` counts the finished updates."""
-        self.done.update(done)
-        if not force and time.monotonic() - self.saved < CHECKPOINT_SECONDS:
-            return
-        self.start_clock(self.clock_name)
-        states = {k: p.get_state() if isinstance(p, torch.Generator) else p.state_dict() for k, p in self.parts.items()}
-        state = {"parts": states, "done": self.done, "curve": self.curve, "seconds": self.seconds}
-        torch.save({**state, "data": self.data_digest}, self.folder / "checkpoint.tmp")
-        os.replace(self.folder / "checkpoint.tmp", self.folder / "checkpoint.pt")
-        self.saved = time.monotonic()
-
-    def _restore(self) -> None:
-        state = torch.load(self.folder / "checkpoint.pt", map_location="cpu", weights_only=True)
-        if state["data"] != self.data_digest:
-            sys.exit(f"error: {self.args.data}: not the file this run started with; restore it, or start a new run")
-        for key, part in self.parts.items():
-            if isinstance(part, torch.Generator):
-                part.set_state(state["parts"][key])
-            else:
-                part.load_state_dict(state["parts"][key])
-        self.done, self.curve, self.seconds = state["done"], state["curve"], state["seconds"]
-        print(f"continuing {self.folder} after {self.done}")
-
-    def evaluate(self, policy: Policy, step: int) -> None:
-        """Every eval_every updates and at the end: a row of the curve, and a line for the reader with the time left."""
-        args = self.args
-        if self.evaluator is None or (step % args.eval_every and step != args.total_steps):
-            return
-        before = self.start_clock("evaluation")
-        success, returned = self.evaluator.evaluate(policy, step)
-        self.start_clock(before)
-        elapsed = sum(self.seconds.values())
-        self.curve.append([step, None if np.isnan(success) else success, returned, round(elapsed, 1)])
-        rows = ["step,success_rate,episodic_return,seconds"]
-        rows += [",".join("" if value is None else str(value) for value in row) for row in self.curve]
-        write_atomically(self.folder / "evals.csv", "\n".join(rows) + "\n")
-        self.log("eval/episodic_return", returned, step)
-        text = f"return {returned:.0f}"
-        if not np.isnan(success):
-            self.log("eval/success_rate", success, step)
-            text = f"success {success:.0%}, {text}"
-        in_loop = self.seconds["policy"] + self.seconds["evaluation"]
-        left = in_loop / step * (args.total_steps - step) / 60
-        tqdm.write(f"update {step}/{args.total_steps}: {text}, {left:.1f} min left", file=sys.stdout)
-        self.log("charts/SPS", step / in_loop, step)
-
-    def finish(self, policy: Policy, model: dict, **summary) -> dict:
-        """model.pt, the video if wanted, result.json, and the same summary as the last line on standard output."""
-        args = self.args
-        self.start_clock("policy")
-        common = {"format_version": 1, "algorithm": args.exp_name, "task": args.task, "args": asdict(args)}
-        dims = {"obs_dim": policy.net[0].in_features, "act_dim": policy.net[-2].out_features}
-        weights = {k: v.cpu() for k, v in policy.state_dict().items()}
-        torch.save({**common, **dims, "policy": weights, **model}, self.folder / "model.tmp")
-        os.replace(self.folder / "model.tmp", self.folder / "model.pt")
-        if args.capture_video:
-            capture_video(self.folder / "video.mp4", self.folder / "model.pt", args)
-        successes, returns = ([row[i] for row in self.curve] for i in (1, 2))
-        success = smoothed([] if None in successes else successes)
-        returns = smoothed(returns)
-        git = ["git", "-C", str(Path(__file__).resolve().parent), "describe", "--always", "--dirty", "--abbrev=12"]
-        try:
-            commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
-        except (OSError, subprocess.CalledProcessError):
-            commit = None
-        versions = {"python": sys.version.split()[0]}
-        for package in ("torch", "numpy", "mujoco", "metaworld", "gymnasium"):
-            try:
-                versions[package] = metadata.version(package)
-            except metadata.PackageNotFoundError:
-                versions[package] = None
-        result = {
-            "algorithm": args.exp_name, "task": args.task, "n_pref": args.n_pref, "seed": args.seed,
-            "steps": args.total_steps, "n_segments": None,
-            "lambda": None, "n_eff": None, "n_eff_target": None, "kl": None,
-            "pref_acc_train": None, "pref_acc_val": None,
-            "success_peak": float(success.max()) if len(success) else None,
-            "return_peak": float(returns.max()) if len(returns) else None,
-            "success_last": float(success[-1]) if len(success) else None,
-            "return_last": float(returns[-1]) if len(returns) else None,
-            **{k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in summary.items()},
-            "curve": [row[:3] for row in self.curve],
-            "seconds": {k: round(v, 2) for k, v in (*self.seconds.items(), ("total", sum(self.seconds.values())))},
-            "versions": versions, "git": commit,
-        }  # fmt: skip
-        write_atomically(self.folder / "result.json", json.dumps(result, indent=1))
-        (self.folder / "checkpoint.pt").unlink(missing_ok=True)
-        self.writer.close()
-        if self.evaluator is not None:
-            self.evaluator.close()
-        print(json.dumps(result))
-        return result
-
-
-# ---- end shared ----
-
-
-# ---- shared: minibatches (identical in every baseline; `python tests/test_shared_blocks.py --fix` copies it) ----
-def set_defaults(args: Args, defaults: dict, **least: int) -> None:
-    """Flags that were not given get their default; none may be below its least value."""
-    for key, value in defaults.items():
-        if getattr(args, key) is None:
-            setattr(args, key, value)
-    for key, value in least.items():
-        if getattr(args, key) < value:
-            sys.exit(f"error: --{key.replace('_', '-')} {getattr(args, key)}: must be at least {value}")
-
-
-def minibatch(n: int, batch_size: int, seed: int, step: int) -> torch.Tensor:
-    """Rows of update `step` = 1, 2, ...: each epoch is a permutation of the n pairs, its last batch may be smaller."""
-    epoch, i = divmod(step - 1, math.ceil(n / batch_size))
-    order = np.random.default_rng([seed, 2, epoch]).permutation(n)  # the step tells all: exact resume
-    return torch.from_numpy(order[i * batch_size : (i + 1) * batch_size])
-
-
-# ---- end shared ----
-
-
-# ---- shared: transformer (identical where it stands; `python tests/test_shared_blocks.py --fix` copies it) ----
-def dense(n_in: int, n_out: int, generator: torch.Generator | None) -> nn.Linear:
-    """A linear layer with LeCun-normal weights (cut at two deviations) and zero bias, Flax's initialisation."""
-    layer = nn.utils.skip_init(nn.Linear, n_in, n_out)
-    std = n_in**-0.5 / 0.8796  # 0.8796: the standard deviation of a unit normal that is cut at two
-    weight = nn.init.trunc_normal_(torch.empty(n_out, n_in), 0.0, std, -2 * std, 2 * std, generator=generator)
-    with torch.no_grad():
-        layer.weight.copy_(weight)
-        layer.bias.zero_()
-    return layer
-
-
-class Block(nn.Module):
-    """GPT-2's pre-normalised layer with ReLU: x + attention(norm(x)), then x + mlp(norm(x))."""
-
-    def __init__(self, width: int, heads: int, causal: bool, dropout: Dropout, init=None):
-        super().__init__()
-        self.heads, self.causal, self.dropout = heads, causal, dropout
-        self.norm_attention, self.norm_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.query, self.key_value = dense(width, width, init), dense(width, 2 * width, init)
-        self.out = dense(width, width, init)
-        self.mlp = nn.Sequential(dense(width, 4 * width, init), nn.ReLU(), dense(4 * width, width, init))
-
-    def forward(self, x: torch.Tensor, rows: slice = slice(None)) -> torch.Tensor:
-        """(B, L, W) -> (B, R, W): the outputs of the tokens `rows`; each attends to all L (causal: up to itself)."""
-        (B, L, W), H = x.shape, self.heads
-        h, x = self.norm_attention(x), x[:, rows]
-        q = self.query(h[:, rows]).view(B, -1, H, W // H).transpose(1, 2)  # (B, H, R, W / H)
-        k, v = self.key_value(h).view(B, L, 2, H, W // H).permute(2, 0, 3, 1, 4)  # each (B, H, L, W / H)
-        logits = q @ k.transpose(-2, -1) * (W // H) ** -0.5  # (B, H, R, L)
-        if self.causal:
-            sees = torch.ones(L, L, dtype=torch.bool, device=x.device).tril()[rows]
-            logits = logits.masked_fill(~sees, -torch.inf)
-        y = (self.dropout(logits.softmax(-1)) @ v).transpose(1, 2).reshape(B, -1, W)
-        x = x + self.dropout(self.out(y))
-        return x + self.dropout(self.mlp(self.norm_mlp(x)))
-
-
-class Trunk(nn.Module):
-    """Tokens a_1, s_1, a_2, s_2, ... with a timestep embedding -> Transformer -> the outputs x_t at the s_t tokens."""
-
-    def __init__(
-        self, obs_dim: int, act_dim: int, length: int, width: int, layers: int, heads: int, causal: bool,
-        dropout: Dropout, init=None,
-    ):  # fmt: skip
-        super().__init__()
-        self.embed_act, self.embed_obs = dense(act_dim, width, init), dense(obs_dim, width, init)
-        self.timestep = nn.Parameter(torch.randn(length, width, generator=init) * width**-0.5)
-        self.norm_in, self.norm_out, self.dropout = nn.LayerNorm(width), nn.LayerNorm(width), dropout
-        self.blocks = nn.ModuleList([Block(width, heads, causal, dropout, init) for _ in range(layers)])
+        self.nets = nn.ModuleList([mlp(obs_dim + act_dim, width) for _ in range(2)])
 
     def forward(self, obs: torch.Tensor, act: torch.Tensor) -> torch.Tensor:
-        act = act.clamp(-0.999, 0.999)
-        x = torch.stack((self.embed_act(act), self.embed_obs(obs)), dim=2)  # (B, T, 2, W)
-        x = (x + self.timestep[: obs.shape[1], None]).flatten(1, 2)  # (B, 2T, W)
-        x = self.dropout(self.norm_in(x))
-        for block in self.blocks[:-1]:
-            x = block(x)
-        return self.norm_out(self.blocks[-1](x, slice(1, None, 2)))  # (B, T, W): what a_t gives, nobody reads
+        x = torch.cat((obs, act), dim=-1)
+        return torch.stack([net(x) for net in self.nets])  # (..., o), (..., a) -> (2, ...)
 
 
-def preference_loss(better: torch.Tensor, worse: torch.Tensor) -> torch.Tensor:
-    """Bradley-Terry cross-entropy: -mean log(exp f+ / (exp f+ + exp f-)). (B,), (B,) -> ()"""
-    return F.softplus(worse - better).mean()
+def expectile_loss(error: torch.Tensor, expectile: float) -> torch.Tensor:
+    """mean |expectile - 1(u < 0)| u^2"""
+    return torch.where(error < 0, (1 - expectile) * error.square(), expectile * error.square()).mean()
 
 
-def accuracy(scores: torch.Tensor) -> float:
-    """Share of pairs whose preferred segment, the first, has the larger score. (n, 2)"""
-    return (scores[:, 0] > scores[:, 1]).double().mean().item()
+def policy_weights(advantage: torch.Tensor, temperature: float) -> torch.Tensor:
+    """min(exp(temperature u), 100)"""
+    return (temperature * advantage).exp().clamp(max=100.0)
+
+
+def descend(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> torch.Tensor:
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+class IQL:
+    """V, the critics Q_i and their slow copies Q'_i, the policy; an Adam each."""
+
+    def __init__(self, args: Args, obs_dim: int, act_dim: int, device: torch.device):
+        self.args = args
+        self.value = mlp(obs_dim, args.critic_width).to(device)
+        self.critics = Critics(obs_dim, act_dim, args.critic_width).to(device)
+        self.targets = copy.deepcopy(self.critics).requires_grad_(False)
+        self.policy = Policy(obs_dim, act_dim).to(device)
+        self.value_optimizer = torch.optim.Adam(self.value.parameters(), lr=args.learning_rate, fused=True)
+        self.critics_optimizer = torch.optim.Adam(self.critics.parameters(), lr=args.learning_rate, fused=True)
+        self.policy_optimizer = torch.optim.Adam(self.policy.parameters(), lr=args.learning_rate, fused=True)
+
+    def parts(self) -> dict:
+        return {name: part for name, part in vars(self).items() if name != "args"}
+
+    def learn_value(self, obs: torch.Tensor, act: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Returns min_i Q'_i(s, a) and V(s) of before its update, each (...), and the loss."""
+        with torch.no_grad():
+            q = self.targets(obs, act).amin(0)
+        value = self.value(obs)
+        loss = descend(self.value_optimizer, expectile_loss(q - value, self.args.expectile))
+        return q, value.detach(), loss
+
+    def learn_policy(self, obs: torch.Tensor, act: torch.Tensor, advantage: torch.Tensor) -> torch.Tensor:
+        weights = policy_weights(advantage, self.args.temperature)
+        return descend(self.policy_optimizer, -(weights * self.policy.log_prob(obs, act)).mean())
+
+    def learn_critics(self, loss: torch.Tensor) -> torch.Tensor:
+        descend(self.critics_optimizer, loss)
+        with torch.no_grad():
+            for target, source in zip(self.targets.parameters(), self.critics.parameters(), strict=True):
+                target.lerp_(source, self.args.target_rate)
+        return loss.detach()
+
+
+def random_transitions(n_segments: int, length: int, size: int, device: torch.device) -> tuple:
+    """Segments i and steps t of `size` transitions (s_t, a_t, s_t+1), drawn from all. (size,), (size,)"""
+    index = torch.randint(n_segments * (length - 1), (size,), device=device)
+    return index // (length - 1), index % (length - 1)
+
+
+def preference_loss(scores: torch.Tensor) -> torch.Tensor:
+    """-mean log sigmoid(f(tau+) - f(tau-)). (..., 2), preferred first -> ()"""
+    better, worse = scores.unbind(-1)
+    return -F.logsigmoid(better - worse).mean()
+
+
+def accuracy(scores: torch.Tensor, prefs: torch.Tensor) -> float:
+    """Share of pairs whose preferred segment has the larger score; NaN of none. (K,), (n, 2)"""
+    return (scores[prefs[:, 0]] > scores[prefs[:, 1]]).double().mean().item()
+
+
+# ---- end ----
+
+
+class RewardModel(nn.Module):
+    """r_t of each step and the score f of the segment. (B, T, o), (B, T, a) -> (B, T), (B,)"""
+
+    def __init__(self, obs_dim: int, act_dim: int, length: int, args: Args):
+        super().__init__()
+        width, self.attention = args.reward_width, args.preference_attention
+        self.embed_act, self.embed_obs = nn.Linear(act_dim, width), nn.Linear(obs_dim, width)
+        self.timestep = nn.Embedding(length, width)
+        self.norm, self.dropout = nn.LayerNorm(width), nn.Dropout(0.1)
+        layer = nn.TransformerEncoderLayer(width, args.reward_heads, 4 * width, norm_first=True, batch_first=True)
+        norm = nn.LayerNorm(width)
+        self.encoder = nn.TransformerEncoder(layer, args.reward_layers, norm, enable_nested_tensor=False)
+        mlp_head = nn.Linear(width, width // 2), nn.ReLU(), nn.Linear(width // 2, 1)
+        self.head = nn.Linear(width, 2 * width + 1) if self.attention else nn.Sequential(*mlp_head)
+        self.register_buffer("check_loss", torch.tensor(torch.inf))  # when it was last looked at
+        for block in self.encoder.layers:
+            block.dropout.p = 0.0  # GPT-2 has none inside its MLP; elsewhere it is torch's 0.1
+        for name, p in self.named_parameters():
+            if p.ndim == 2:  # LeCun normal, as Flax: cut at two deviations, which leaves 0.8796 of one
+                std = p.shape[1] ** -0.5 / 0.8796
+                nn.init.trunc_normal_(p, std=std, a=-2 * std, b=2 * std)
+            elif name.endswith("bias"):
+                nn.init.zeros_(p)
+
+    def forward(self, obs: torch.Tensor, act: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.stack((self.embed_act(act.clamp(-0.999, 0.999)), self.embed_obs(obs)), dim=2)  # (B, T, 2, W)
+        x = (x + self.timestep.weight[: obs.shape[1], None]).flatten(1, 2)  # (B, 2T, W)
+        future = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
+        x = self.encoder(self.dropout(self.norm(x)), mask=future, is_causal=True)[:, 1::2]  # (B, T, W): at s_t
+        x = self.head(x)  # (B, T, 2W + 1), without attention (B, T, 1)
+        reward = x[..., -1]  # (B, T)
+        if not self.attention:
+            return reward, reward.mean(1)
+        query, key = x[..., :-1].chunk(2, dim=-1)  # each (B, T, W)
+        return reward, preference_attention(query, key, reward).mean(1)
+
+
+def preference_attention(query: torch.Tensor, key: torch.Tensor, reward: torch.Tensor) -> torch.Tensor:
+    """z_t = sum_s softmax_s(q_t . k_s) r_s over the whole segment, unscaled. (B, T, W) twice, (B, T) -> (B, T)"""
+    return ((query @ key.transpose(1, 2)).softmax(-1) @ reward.unsqueeze(-1)).squeeze(-1)
 
 
 def warmup_cosine(step: int, total: int, peak: float) -> float:
@@ -858,235 +251,495 @@ def warmup_cosine(step: int, total: int, peak: float) -> float:
     return low + (peak - low) * 0.5 * (1 + math.cos(math.pi * (done - warmup) / (total - warmup)))
 
 
-# ---- end shared ----
-
-
-# ---- shared: transitions (identical where it stands; `python tests/test_shared_blocks.py --fix` copies it) ----
-def random_transitions(segments: int, length: int, size: int, generator: torch.Generator) -> tuple:
-    """Segments i and steps t of `size` transitions (s_t, a_t, s_t+1), drawn from all: (size,), (size,)"""
-    index = torch.randint(segments * (length - 1), (size,), generator=generator, device=generator.device)
-    return index // (length - 1), index % (length - 1)
-
-
-# ---- end shared ----
-
-
-# ---- shared: critics (identical where it stands; `python tests/test_shared_blocks.py --fix` copies it) ----
-class Critics(nn.Module):
-    """Two independent Q functions."""
-
-    def __init__(self, obs_dim: int, act_dim: int, width: int, init=None):
-        super().__init__()
-        self.nets = nn.ModuleList([mlp(obs_dim + act_dim, width, init) for _ in range(2)])
-
-    def forward(self, obs: torch.Tensor, act: torch.Tensor) -> torch.Tensor:
-        x = torch.cat((obs, act), dim=-1)
-        return torch.stack([net(x) for net in self.nets])  # (2, ...)
-
-
-def expectile_loss(u: torch.Tensor, expectile: float) -> torch.Tensor:
-    """mean |expectile - 1(u < 0)| u^2, u = Q - V."""
-    return ((expectile - (u < 0).float()).abs() * u.square()).mean()
-
-
-def cosine(step: int, total: int, peak: float) -> float:
-    """Learning rate of update `step` = 1, 2, ...: peak -> 0 after `total` updates."""
-    return peak * 0.5 * (1 + math.cos(math.pi * (step - 1) / total))
-
-
-# ---- end shared ----
-
-
-class RewardModel(nn.Module):
-    """Causal trunk, then r_t of each step and the score f(tau) of the segment."""
-
-    def __init__(self, args: Args, obs_dim: int, act_dim: int, length: int, init=None, noise=None):
-        super().__init__()
-        width, dropout = args.reward_width, Dropout(args.reward_dropout, noise)
-        sizes = (obs_dim, act_dim, length, width, args.reward_layers, args.reward_heads)
-        self.trunk, self.attention = Trunk(*sizes, True, dropout, init), args.preference_attention
-        if self.attention:
-            self.head = dense(width, 2 * width + 1, init)
-        else:
-            self.head = nn.Sequential(dense(width, width // 2, init), nn.ReLU(), dense(width // 2, 1, init))
-
-    def forward(self, obs: torch.Tensor, act: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        x = self.head(self.trunk(obs, act))  # (B, T, 2W + 1), without attention (B, T, 1)
-        reward = x[..., -1]  # (B, T)
-        if not self.attention:
-            return reward, reward.mean(1)
-        query, key = x[..., :-1].chunk(2, dim=-1)  # each (B, T, W)
-        return reward, preference_attention(query, key, reward).mean(1)
-
-
-def mlp(n_in: int, width: int, init=None) -> nn.Sequential:
-    """Two hidden layers, one output; orthogonal with gain sqrt(2), IQL's initialisation."""
-    sizes, gain = (n_in, width, width), math.sqrt(2)
-    layers = [m for a, b in zip(sizes, sizes[1:], strict=False) for m in (linear(a, b, init, gain), nn.ReLU())]
-    return nn.Sequential(*layers, linear(width, 1, init, gain), nn.Flatten(-2))  # (..., n_in) -> (...)
-
-
-def preference_attention(query: torch.Tensor, key: torch.Tensor, reward: torch.Tensor) -> torch.Tensor:
-    """z_t = sum_s softmax_s(q_t . k_s) r_s over the whole segment, unscaled. (B, T, W) twice, (B, T) -> (B, T)"""
-    return ((query @ key.transpose(1, 2)).softmax(-1) @ reward.unsqueeze(-1)).squeeze(-1)
-
-
-def normalise_rewards(rewards: torch.Tensor, return_range: float, shift: float) -> torch.Tensor:
-    """r / (largest - smallest return) * return_range + shift. (K, T) -> (K, T)"""
+def normalise_rewards(rewards: torch.Tensor, return_range: float, task: str) -> torch.Tensor:
+    """r / (largest - smallest return) * return_range, and as its authors + 0.5 for three tasks. (K, T) -> (K, T)"""
     returns = rewards.sum(1)
+    shift = 0.5 if task in ("half-cheetah", "hopper", "walker2d") else 0.0
     return rewards / (returns.max() - returns.min()).clamp(min=1e-8) * return_range + shift
 
 
 @torch.no_grad()
-def score_segments(model: RewardModel, obs: torch.Tensor, act: torch.Tensor, size: int = 256):
-    """r_t (K, T) and f (K,) of all segments, without dropout."""
+def relabel(model: RewardModel, obs: torch.Tensor, act: torch.Tensor) -> list[torch.Tensor]:
+    """r_t and f without dropout, 256 segments at a time. (K, T, o), (K, T, a) -> (K, T), (K,)"""
     model.eval()
-    parts = [model(obs[i : i + size], act[i : i + size]) for i in range(0, len(obs), size)]
+    parts = [model(o, a) for o, a in zip(obs.split(256), act.split(256), strict=True)]
     model.train()
-    return tuple(torch.cat(part) for part in zip(*parts, strict=True))
-
-
-class IQL:
-    """Value, two critics and their targets, policy, one Adam each."""
-
-    def __init__(self, args: Args, obs_dim: int, act_dim: int, init, noise, device):
-        self.args = args
-        self.policy = Policy(obs_dim, act_dim, init, noise).to(device)
-        self.value = mlp(obs_dim, args.critic_width, init).to(device)
-        self.critics = Critics(obs_dim, act_dim, args.critic_width, init).to(device)
-        self.targets = copy.deepcopy(self.critics).requires_grad_(False)
-        self.policy_optimizer = torch.optim.Adam(self.policy.parameters(), lr=args.learning_rate)
-        self.value_optimizer = torch.optim.Adam(self.value.parameters(), lr=args.learning_rate)
-        self.critics_optimizer = torch.optim.Adam(self.critics.parameters(), lr=args.learning_rate)
-
-    def parts(self) -> dict:
-        return {k: v for k, v in vars(self).items() if k != "args"}
-
-    def update(self, obs, act, reward, next_obs, step: int) -> dict[str, torch.Tensor]:
-        """Update `step` = 1, 2, ... on transitions (B, o), (B, a), (B,), (B, o): V, policy, Q, targets."""
-        args = self.args
-        with torch.no_grad():
-            q = self.targets(obs, act).amin(0)  # (B,)
-        value_loss = expectile_loss(q - self.value(obs), args.expectile)
-        self.value_optimizer.zero_grad()
-        value_loss.backward()
-        self.value_optimizer.step()
-
-        with torch.no_grad():
-            value, next_value = self.value(torch.stack((obs, next_obs)))  # of the new V
-            weight = (args.temperature * (q - value)).exp().clamp(max=100.0)
-        policy_loss = -(weight * self.policy.log_prob(obs, act)).mean()
-        self.policy_optimizer.param_groups[0]["lr"] = cosine(step, args.total_steps, args.learning_rate)
-        self.policy_optimizer.zero_grad()
-        policy_loss.backward()
-        self.policy_optimizer.step()
-
-        y = reward + args.gamma * next_value  # segments are cut out of episodes: no terminal state
-        critics_loss = (self.critics(obs, act) - y).square().mean(1).sum()
-        self.critics_optimizer.zero_grad()
-        critics_loss.backward()
-        self.critics_optimizer.step()
-        with torch.no_grad():
-            for target, source in zip(self.targets.parameters(), self.critics.parameters(), strict=True):
-                target.lerp_(source, args.tau)
-        return {"value": value_loss, "policy": policy_loss, "critic": critics_loss, "weight": weight.mean()}
-
-
-def apply_preset(args: Args) -> None:
-    """Fills in the flags that were not given."""
-    set_defaults(args, PRESETS[args.preset], batch_size=1, reward_batch_size=1, reward_layers=1)
-
-
-def fill_in(args: Args, n_train: int, length: int) -> None:
-    """Fills in the flags that depend on the data, and looks at them."""
-    if length < 2:
-        sys.exit(f"error: {args.data}: key 'obs': segments of 1 step; IQL needs transitions, so at least 2")
-    epoch = math.ceil(n_train / args.reward_batch_size)
-    set_defaults(args, dict(reward_steps=10_000 * epoch), reward_steps=1)
-    shift = 0.5 if args.task in ("half-cheetah", "hopper", "walker2d") else 0.0
-    checks = max(1, min(5 * epoch, args.reward_steps // 20))
-    defaults = dict(reward_check_every=checks, return_range=float(length), reward_shift=shift)
-    set_defaults(args, defaults, reward_check_every=1)
-    if args.reward_width % args.reward_heads:
-        sys.exit(f"error: --reward-width {args.reward_width}: must be a multiple of --reward-heads")
+    return [torch.cat(part) for part in zip(*parts, strict=True)]
 
 
 def main(args: Args) -> dict:
-    apply_preset(args)
     device = prepare(args)
-    obs, act, prefs = load_segments(args)  # (K, T, o), (K, T, a), (n, 2)
-    (n_segments, length, obs_dim), act_dim = obs.shape, act.shape[-1]
-    n_val = len(prefs) // 10  # held out, to choose the checkpoint
-    fill_in(args, len(prefs) - n_val, length)
-    evaluator = Evaluator(args, obs_dim, act_dim) if args.eval else None
+    data, unused = load_data(args, device)
+    obs, act, prefs = data.obs, data.act, data.prefs  # (K, T, o), (K, T, a), (n, 2): preferred first
+    (K, T, obs_dim), act_dim = obs.shape, act.shape[-1]
+    if T < 2:
+        sys.exit(f"error: {args.data}: segments of 1 step have no transitions; IQL needs at least 2")
+    if args.reward_width % args.reward_heads:
+        sys.exit(f"error: --reward-width {args.reward_width}: must be a multiple of --reward-heads")
+    reward_model = RewardModel(obs_dim, act_dim, T, args).to(device)
+    best = copy.deepcopy(reward_model)
+    reward_optimizer = torch.optim.AdamW(reward_model.parameters(), weight_decay=1e-4, fused=True)
+    iql = IQL(args, obs_dim, act_dim, device)
+    with torch.no_grad():
+        for p in (*iql.value.parameters(), *iql.critics.parameters(), *iql.targets.parameters()):
+            p.mul_(2**0.5)  # IQL's own initialisation: orthogonal with gain sqrt(2), no bias
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(iql.policy_optimizer, args.total_steps)
+    parts = dict(reward=reward_model, best=best, reward_optimizer=reward_optimizer, schedule=schedule)
+    run = Run(args, **parts, **iql.parts())
 
-    init = torch.Generator().manual_seed(args.seed)
-    noise = torch.Generator(device).manual_seed(args.seed)  # transitions and dropout
-    model = RewardModel(args, obs_dim, act_dim, length, init, noise).to(device)
-    best = RewardModel(args, obs_dim, act_dim, length).to(device)
-    best.load_state_dict(model.state_dict())
-    reward_optimizer = torch.optim.AdamW(model.parameters(), lr=args.reward_learning_rate, weight_decay=1e-4)
-    iql = IQL(args, obs_dim, act_dim, init, noise, device)
-    run = Run(args, model=model, best=best, reward_optimizer=reward_optimizer, noise=noise, **iql.parts())
-    run.evaluator = evaluator
-    obs, act, prefs = obs.to(device), act.to(device), prefs.to(device)
-    prefs = prefs[torch.from_numpy(np.random.default_rng([args.seed, 1]).permutation(len(prefs))).to(device)]
-    val, train = prefs[:n_val], prefs[n_val:]
-    held_out = val if n_val else train
-
-    # 1. Reward model
-    run.start_clock("advantage")
-    start = run.done.get("reward", 0)
-    best_loss = run.done.get("best_loss", math.inf)
-    with tqdm(total=args.reward_steps, initial=start, desc="reward", unit="update", disable=None) as bar:
-        for step in range(start + 1, args.reward_steps + 1):
-            pairs = train[minibatch(len(train), args.reward_batch_size, args.seed, step).to(device)]  # (B, 2)
-            _, scores = model(obs[pairs].flatten(0, 1), act[pairs].flatten(0, 1))  # (2B,)
-            loss = preference_loss(*scores.view(-1, 2).unbind(1))
-            lr = warmup_cosine(step, args.reward_steps, args.reward_learning_rate)
-            reward_optimizer.param_groups[0]["lr"] = lr
-            reward_optimizer.zero_grad()
-            loss.backward()
-            reward_optimizer.step()
-            bar.update()
-            if step % args.reward_check_every == 0 or step == args.reward_steps:
-                index = held_out.flatten()
-                _, scores = score_segments(model, obs[index], act[index])
-                scores = scores.view(-1, 2)
-                held_out_loss = preference_loss(*scores.unbind(1)).item()
-                if held_out_loss < best_loss - 1e-3:
-                    best_loss = held_out_loss
-                    best.load_state_dict(model.state_dict())
-                run.log("losses/reward", loss.item(), step)
-                run.log("losses/reward_held_out", held_out_loss, step)
-                run.log("charts/reward_learning_rate", lr, step)
-                if n_val:
-                    run.log("charts/pref_acc_val", accuracy(scores), step)
-                bar.set_postfix(held_out=f"{held_out_loss:.3f}", best=f"{best_loss:.3f}")
-            run.checkpoint(reward=step, best_loss=best_loss)
+    # 1. Reward model; its authors keep the checkpoint with the lowest loss on a tenth of the pairs it learns from
+    epoch = math.ceil(len(prefs) / args.reward_batch_size)
+    reward_steps = args.reward_steps or 10_000 * epoch
+    check_every, checked = min(5 * epoch, math.ceil(reward_steps / 20)), prefs[-math.ceil(len(prefs) / 10) :]
+    for step in run.steps("reward", reward_steps):
+        pairs = prefs[minibatch(len(prefs), args.reward_batch_size, args.seed, step).to(device)]  # (B, 2)
+        _, scores = reward_model(obs[pairs].flatten(0, 1), act[pairs].flatten(0, 1))  # (2B,)
+        rate = warmup_cosine(step, reward_steps, args.reward_learning_rate)
+        reward_optimizer.param_groups[0]["lr"] = rate
+        loss = descend(reward_optimizer, preference_loss(scores.view(-1, 2)))
+        if step % check_every == 0 or step == reward_steps:
+            _, scores = relabel(reward_model, obs[checked].flatten(0, 1), act[checked].flatten(0, 1))
+            reward_model.check_loss.copy_(preference_loss(scores.view(-1, 2)))
+            if reward_model.check_loss < best.check_loss - 1e-3:
+                best.load_state_dict(reward_model.state_dict())
+            run.log(step, losses__reward=loss.item(), losses__reward_check=reward_model.check_loss.item())
 
     # 2. Relabelling; the trunk is causal, so one pass gives each step the r_t of the window that ends with it
-    rewards, scores = score_segments(best, obs, act)  # (K, T), (K,)
-    acc_train, acc_val = accuracy(scores[train]), accuracy(scores[val])
-    run.log("charts/pref_acc_train", acc_train, args.reward_steps)
-    print(f"reward model: accuracy {acc_train:.3f} on {len(train)} pairs, {acc_val:.3f} on {n_val} held-out pairs")
-    rewards = normalise_rewards(rewards, args.return_range, args.reward_shift)
+    rewards, scores = relabel(best, obs, act)  # (K, T), (K,)
+    pref_acc_train = accuracy(scores, prefs)
+    pref_acc_val = accuracy(relabel(best, unused.obs, unused.act)[1], unused.prefs)
+    print(f"reward model: accuracy {pref_acc_train:.3f} on {len(prefs)} pairs, {pref_acc_val:.3f} on the unused ones")
+    run.log(reward_steps, charts__pref_acc_train=pref_acc_train)
+    rewards = normalise_rewards(rewards, args.return_range, args.task)
 
     # 3. IQL
-    run.start_clock("policy")
-    start = run.done.get("policy", 0)
-    with tqdm(total=args.total_steps, initial=start, desc="policy", unit="update", disable=None) as bar:
-        for step in range(start + 1, args.total_steps + 1):
-            i, t = random_transitions(n_segments, length, args.batch_size, noise)
-            losses = iql.update(obs[i, t], act[i, t], rewards[i, t], obs[i, t + 1], step)
-            bar.update()
-            if step % args.eval_every == 0:
-                for key, value in losses.items():
-                    run.log(f"losses/{key}", value.item(), step)
+    for step in run.steps("policy", args.total_steps):
+        i, t = random_transitions(K, T, args.batch_size, device)  # (B,), (B,)
+        q, _, value_loss = iql.learn_value(obs[i, t], act[i, t])
+        with torch.no_grad():
+            value, next_value = iql.value(obs[i, t]), iql.value(obs[i, t + 1])
+        policy_loss = iql.learn_policy(obs[i, t], act[i, t], q - value)
+        y = rewards[i, t] + args.gamma * next_value  # segments are cut out of episodes: no terminal state
+        critics_loss = iql.learn_critics((iql.critics(obs[i, t], act[i, t]) - y).square().mean(1).sum())
+        schedule.step()
+        if step % args.eval_every == 0 or step == args.total_steps:
+            losses = dict(value=value_loss, policy=policy_loss, critics=critics_loss)
+            run.log(step, **{f"losses__{name}": loss.item() for name, loss in losses.items()})
             run.evaluate(iql.policy, step)
-            run.checkpoint(policy=step)
-    saved = {"reward_model": {k: v.cpu() for k, v in best.state_dict().items()}}
-    return run.finish(iql.policy, saved, n_segments=n_segments, pref_acc_train=acc_train, pref_acc_val=acc_val)
+    modules = {"policy": iql.policy, "reward": best, "critics": iql.critics, "value": iql.value}
+    return run.finish(modules, n_segments=K, pref_acc_train=pref_acc_train, pref_acc_val=pref_acc_val)
+
+
+# ======== The rest is the same in every script: python tests/test_shared.py --fix copies it ========
+# ---- data ----
+class Segments(NamedTuple):
+    obs: torch.Tensor  # (K, T, o)
+    act: torch.Tensor  # (K, T, a)
+    prefs: torch.Tensor  # (n, 2): indices of the preferred and of the other segment
+    rows: torch.Tensor  # (K,): where the segments stand in the file
+
+
+def load_data(args: Args, device: torch.device) -> tuple[Segments, Segments]:
+    """The segments of n_pref chosen pairs, to learn from, and those of the unused pairs, only to report an accuracy."""
+
+    def check(ok: bool, problem: str) -> None:
+        if not ok:
+            sys.exit(f"error: {args.data}: {problem} (data_gen/validate.py says more)")
+
+    try:
+        with zipfile.ZipFile(args.data) as archive:  # np.load does not read to the end, where a checksum would tell
+            check(archive.testzip() is None, f"damaged: the checksum of {archive.testzip()} is wrong; copy it again")
+        with np.load(args.data, allow_pickle=False) as file:
+            obs, act, prefs, version = (np.asarray(file[key]) for key in ("obs", "act", "prefs", "format_version"))
+            policy = np.asarray(file["policy"]) if "policy" in file else None
+    except Exception as e:  # not there, not an npz, truncated, pickled, a key is missing, larger than memory
+        reason = " ".join(f"{type(e).__name__}: {e}".split())[:200]
+        sys.exit(f"error: {args.data}: cannot read obs, act, prefs, format_version from it ({reason})")
+    check(np.array_equal(version, 1), "format_version must be the integer 1")
+    floats = obs.ndim == act.ndim == 3 and obs.size * act.size > 0 and obs.dtype.kind == act.dtype.kind == "f"
+    found = f"found {obs.dtype} {obs.shape} and {act.dtype} {act.shape}"
+    check(floats and obs.shape[:2] == act.shape[:2], f"obs and act must be float32, (K, T, o) and (K, T, a), {found}")
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite
+        obs, act = obs.astype(np.float32), act.astype(np.float32)
+    check(np.isfinite(obs.sum(dtype=float)), "obs has NaN or infinity; repair or remove those segments")
+    check(np.abs(act).max() <= 1, "act must be in [-1, 1], without NaN; rescale the actions")
+    integers = prefs.ndim == 2 and prefs.shape[1] == 2 and prefs.dtype.kind in "iu"
+    check(integers, f"prefs must be integers (n, 2), found {prefs.dtype} {prefs.shape}")
+    check(prefs.min(initial=0) >= 0 and prefs.max(initial=0) < len(obs), f"prefs must index the {len(obs)} segments")
+    check((prefs[:, 0] != prefs[:, 1]).all(), "prefs must not pair a segment with itself; remove those rows")
+    policies = policy is None or (policy.shape == (len(obs),) and policy.dtype.kind in "iu")
+    check(policies, f"policy must be {len(obs)} integers; repair or drop it")
+    args.n_pref = args.n_pref or len(prefs)
+    check(1 <= args.n_pref <= len(prefs), f"prefs has {len(prefs)} rows; choose --n-pref from 1 to that")
+    if np.abs(obs).max() > 1e6:
+        print(f"warning: {args.data}: obs up to {np.abs(obs).max():.1e}; learning may diverge, rescale them")
+
+    def segments(pairs: np.ndarray) -> Segments:
+        rows, renumbered = np.unique(pairs, return_inverse=True)
+        arrays = (obs[rows], act[rows], renumbered.reshape(-1, 2), rows)
+        return Segments(*(torch.from_numpy(x).to(device) for x in arrays))
+
+    prefs = prefs.astype(np.int64)
+    chosen = choose_pairs(prefs, args.n_pref, args.seed, policy)
+    return segments(prefs[chosen]), segments(np.delete(prefs, chosen, axis=0))
+
+
+def choose_pairs(prefs: np.ndarray, n: int, seed: int, policy: np.ndarray | None = None) -> np.ndarray:
+    """n rows in random order; where the data policies are known, each has its equal share as far as possible."""
+    order = np.random.default_rng([seed, 0]).permutation(len(prefs))
+    if policy is None:
+        return order[:n]
+    quota, counts, chosen, left = -(-2 * n // len(np.unique(policy))), Counter(), [], []
+    for row in order:
+        after = counts + Counter(policy[prefs[row]].tolist())
+        fits = max(after.values()) <= quota
+        (chosen if fits else left).append(row)
+        counts = after if fits else counts
+    return np.array((chosen + left)[:n])
+
+
+# ---- policy ----
+def linear(n_in: int, n_out: int) -> nn.Linear:
+    """Orthogonal weights and zero bias: CPL's initialisation."""
+    layer = nn.Linear(n_in, n_out)
+    nn.init.orthogonal_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class Policy(nn.Module):
+    """CPL's actor: deterministic mu(s) in (-1, 1), two hidden layers of 512, dropout 0.25 before each ReLU."""
+
+    def __init__(self, obs_dim: int, act_dim: int):
+        super().__init__()
+        hidden = [linear(obs_dim, 512), nn.Dropout(0.25), nn.ReLU(), linear(512, 512), nn.Dropout(0.25), nn.ReLU()]
+        self.net = nn.Sequential(*hidden, linear(512, act_dim), nn.Tanh())
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.net(obs)  # (..., o) -> (..., a)
+
+    def log_prob(self, obs: torch.Tensor, act: torch.Tensor) -> torch.Tensor:
+        """A unit-variance Gaussian up to constants: log pi(a | s) = -||a - mu(s)||^2. (..., o), (..., a) -> (...)"""
+        return -(self(obs) - act).square().sum(-1)
+
+
+# ---- simulators ----
+METAWORLD_TASKS = (
+    "button-press", "door-open", "drawer-open", "faucet-close", "lever-pull",
+    "peg-insert-side", "plate-slide", "push-back", "sweep-into", "window-close",
+)  # fmt: skip
+LOCOMOTION_TASKS = {  # without early termination
+    "ant": dict(id="Ant-v5", terminate_when_unhealthy=False, include_cfrc_ext_in_observation=False),
+    "half-cheetah": dict(id="HalfCheetah-v5"),
+    "hopper": dict(id="Hopper-v5", terminate_when_unhealthy=False),
+    "walker2d": dict(id="Walker2d-v5", terminate_when_unhealthy=False),
+}
+HORIZON = 250
+
+
+def quaternion(matrix: np.ndarray) -> np.ndarray:
+    """(x, y, z, w) of a rotation matrix with the bits of scipy's Rotation, which takes a third of a Meta-World step."""
+    m = matrix.tolist()
+    trace = m[0][0] + m[1][1] + m[2][2]
+    i = max(range(3), key=lambda axis: m[axis][axis])
+    j, k = (i + 1) % 3, (i + 2) % 3
+    if trace > m[i][i]:
+        q = [m[2][1] - m[1][2], m[0][2] - m[2][0], m[1][0] - m[0][1], 1 + trace]
+    else:
+        q = [0.0, 0.0, 0.0, m[k][j] - m[j][k]]
+        q[i], q[j], q[k] = 1 - trace + 2 * m[i][i], m[j][i] + m[i][j], m[k][i] + m[i][k]
+    return np.array(q) / np.sqrt(q[0] * q[0] + q[1] * q[1] + q[2] * q[2] + q[3] * q[3])
+
+
+class MetaWorldEnv:
+    """A Meta-World v3 task with CPL's changes: visible goal, new at each reset; random hand start; 35 observations."""
+
+    HAND_NOISE = np.array([0.25, 0.15, 0.2])
+
+    def __init__(self, task: str):
+        import gymnasium as gym
+        from metaworld.env_dict import ALL_V3_ENVIRONMENTS
+
+        self.env = ALL_V3_ENVIRONMENTS[f"{task}-v3"]()
+        fast_rotation = SimpleNamespace(from_matrix=lambda matrix: SimpleNamespace(as_quat=lambda: quaternion(matrix)))
+        sys.modules[type(self.env).__module__].Rotation = fast_rotation
+        self.env._partially_observable = False
+        # The cached space was built while the goal was hidden, and step() clips observations to it: goal = (0, 0, 0).
+        del self.env.sawyer_observation_space
+        self.env._freeze_rand_vec = False
+        self.env._set_task_called = True
+        self.env.seeded_rand_vec = True  # goals from env.np_random; reset(seed=...) is ignored by Meta-World
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (35,), np.float32)
+        self.action_space = gym.spaces.Box(-1.0, 1.0, (4,), np.float32)
+
+    def _trim(self, obs: np.ndarray) -> np.ndarray:
+        return np.concatenate((obs[:18], obs[22:])).astype(np.float32)  # (39,) -> (35,): no previous hand position
+
+    def reset(self, seed: int) -> tuple[np.ndarray, dict]:
+        import mujoco
+
+        env, self.steps = self.env, 0
+        env.seed(seed)
+        mujoco.mj_resetData(env.model, env.data)  # nothing of the last episode may reach into this one
+        env.reset()
+        hand = env.hand_init_pos + env.np_random.uniform(-self.HAND_NOISE, self.HAND_NOISE)
+        for _ in range(50):  # env.init_tcp stays as it was: rewards need the unmoved one
+            env.data.mocap_pos[0] = np.clip(hand, env.mocap_low, env.mocap_high)
+            env.data.mocap_quat[0] = (1, 0, 1, 0)
+            env.do_simulation([-1, 1], env.frame_skip)
+        env._prev_obs = env._get_curr_obs_combined_no_goal()
+        return self._trim(env._get_obs()), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
+        obs, reward, _, _, info = self.env.step(action)
+        self.steps += 1
+        return self._trim(obs), float(reward), False, self.steps >= HORIZON, info
+
+
+@cache  # one per process
+def make_env(task: str, env_id: str = ""):
+    import gymnasium as gym
+
+    if task in METAWORLD_TASKS and not env_id:
+        return MetaWorldEnv(task)
+    if task not in LOCOMOTION_TASKS and not env_id:
+        known = ", ".join((*METAWORLD_TASKS, *LOCOMOTION_TASKS))
+        sys.exit(f"error: --task {task}: no simulator of that name; use one of {known}, or --env-id, or --no-eval")
+    spec = dict(id=env_id) if env_id else {**LOCOMOTION_TASKS[task], "max_episode_steps": HORIZON}
+    try:
+        env = gym.make(**spec)
+        if env.spec.max_episode_steps is None:
+            print(f"warning: {env_id} has no time limit: episodes end after 1,000 steps")
+            env = gym.wrappers.TimeLimit(env, 1_000)
+        if not env.action_space.is_bounded():
+            raise ValueError(f"found {env.action_space}")
+        return gym.wrappers.RescaleAction(gym.wrappers.FlattenObservation(env), -1.0, 1.0)
+    except Exception as e:
+        reason = " ".join(f"{type(e).__name__}: {e}".split())[:200]
+        sys.exit(f"error: --env-id {spec['id']}: must be installed and have bounded continuous actions ({reason})")
+
+
+# ---- evaluation ----
+def start_worker() -> None:
+    """An evaluation process leaves Ctrl-C to its parent and ends with it, in the middle of an episode too."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+
+
+def run_episode(task: str, env_id: str, layers: list, whole: bool, seed: int) -> tuple[float, float]:
+    """(success at any step, return) of one episode of the policy's mean, in a worker, which keeps its simulator."""
+    env, success, returned, ended = make_env(task, env_id), np.nan, 0.0, False
+    obs, _ = env.reset(seed=seed)
+    while not ended:
+        x = np.asarray(obs, np.float32)
+        for weight, bias in layers[:-1]:
+            x = np.maximum(x @ weight + bias, 0.0)
+        action = np.tanh(x @ layers[-1][0] + layers[-1][1])
+        obs, reward, terminated, truncated, info = env.step(action)
+        returned += float(reward)
+        success = np.fmax(success, info.get("success", info.get("is_success", np.nan)))  # NaN: no such notion
+        ended = terminated or truncated or (success == 1 and not whole)
+    return float(success), returned
+
+
+# ---- run directory ----
+def prepare(args: Args) -> torch.device:
+    """Flags of a resumed run, flags that others imply, checks, the seed, the device."""
+    if args.resume:
+        folder, here = Path(args.resume), dict(resume=args.resume, cuda=args.cuda, eval_workers=args.eval_workers)
+        try:
+            vars(args).update(json.loads((folder / "args.json").read_text()), **here)
+        except (OSError, ValueError, TypeError):
+            sys.exit(f"error: --resume {folder}: no readable args.json there; give a run directory, runs/<name>")
+        if vars(args).get("script") != Path(__file__).name:
+            sys.exit(f"error: --resume {folder}: not a run of this script; its args.json names the right one")
+        if (folder / "result.json").is_file():
+            print(f"{folder} is complete already")
+            sys.exit(0)
+    if not args.task and not args.data:
+        sys.exit("error: give --task (for example --task door-open), or --data with --env-id or --no-eval")
+    args.task = args.task or Path(args.data).stem
+    args.data = args.data or f"data/{args.task}.npz"
+    for name, default in vars(Args()).items():  # a number is above 0, or 0 where that is its default
+        value, zero = getattr(args, name), not default or name == "seed" or "dropout" in name
+        if type(value) in (int, float) and not (0 < value < np.inf or (value == 0 and zero)):
+            sys.exit(f"error: --{name.replace('_', '-')} {value}: must be {'at least' if zero else 'above'} 0")
+    if "/" in args.task + args.exp_name:
+        sys.exit("error: --task and --exp-name become a folder's name: they must not contain a slash")
+    if args.track and util.find_spec("wandb") is None:
+        sys.exit("error: --track: needs wandb: pip install wandb")
+    if args.cuda and not torch.cuda.is_available():
+        print("no GPU found: running on the CPU")
+    torch.manual_seed(args.seed)
+    return torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
+
+
+def write(path: Path, content: str | dict) -> None:
+    """A file appears only when it is complete: text, or a dict of tensors by torch.save."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        temporary.write_text(content) if isinstance(content, str) else torch.save(content, temporary)
+        os.replace(temporary, path)
+    except (OSError, RuntimeError) as e:  # RuntimeError: torch's for a full disk
+        sys.exit(f"error: {path}: cannot be written, is the disk full? Make room, then --resume {path.parent} ({e})")
+
+
+class Run:
+    """args.json, TensorBoard, evals.csv, checkpoint.pt while it lasts; model.pt and result.json once complete."""
+
+    CHECKPOINT_SECONDS = 60
+
+    def __init__(self, args: Args, **parts):
+        """`parts`: modules and optimizers; a resumed run restores them, and the random state, here."""
+        self.args, self.parts, self.phase, self.done, self.curve, self.pool = args, parts, "data", {}, [], None
+        self.seconds, self.clock = dict.fromkeys(("data", "utility", "policy", "evaluation"), 0.0), time.monotonic()
+        if args.eval:  # first of all: a process with TensorBoard's threads should not be forked
+            env, net = make_env(args.task, args.env_id), parts["policy"].net  # forked workers inherit the simulator
+            dims = env.observation_space.shape + env.action_space.shape
+            if dims != (net[0].in_features, net[-2].out_features):
+                fix = f"fix --task or --env-id, which has {dims} dimensions, or use --no-eval"
+                sys.exit(f"error: {args.data}: obs and act do not fit the simulator; {fix}")
+            self.pool = ProcessPoolExecutor(args.eval_workers, initializer=start_worker)
+            self.pool.submit(os.getpid).result()  # starts them
+        with open(args.data, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        self.flags = {"script": Path(__file__).name, "data_sha256": digest, **asdict(args)}
+        name = f"{args.task}__{args.exp_name}__n{args.n_pref}__s{args.seed}__{int(time.time())}"
+        self.folder = Path(args.resume or Path(args.runs_dir, name))
+        try:
+            if not args.resume:
+                try:
+                    self.folder.mkdir(parents=True)
+                except FileExistsError:  # a run started in the same second
+                    self.folder = Path(f"{self.folder}-{os.getpid()}")
+                    self.folder.mkdir()
+                write(self.folder / "args.json", json.dumps(self.flags, indent=1))
+            self.lock = open(self.folder / "args.json")  # held until this process ends
+            flock(self.lock, LOCK_EX | LOCK_NB)
+        except OSError as e:
+            sys.exit(f"error: {self.folder}: cannot be used: no folder, or another process is at this run ({e})")
+        if json.load(self.lock)["data_sha256"] != digest:
+            sys.exit(f"error: {args.data}: not the file this run started with; restore it, or start a new run")
+        if (self.folder / "checkpoint.pt").is_file():
+            self.restore()
+        if args.track:
+            import wandb
+
+            wandb.init(project="paws", name=self.folder.name, config=asdict(args), sync_tensorboard=True)
+        self.writer, self.saved = SummaryWriter(self.folder), time.monotonic()
+        signal.signal(signal.SIGINT, self.interrupt)
+        print(f"run directory: {self.folder}")
+
+    def interrupt(self, *_) -> None:
+        if self.pool:
+            self.pool.shutdown(wait=False, cancel_futures=True)
+        sys.exit(f"\nstopped; continue with: python {sys.argv[0]} --resume {self.folder}")
+
+    def tick(self, name: str) -> None:
+        """The time since the last call was spent on `name`."""
+        self.seconds[name] += time.monotonic() - self.clock
+        self.clock = time.monotonic()
+
+    def steps(self, phase: str, total: int):
+        """1 ... total, or from where a killed run was; a checkpoint once a minute, between two updates."""
+        self.tick("data" if self.phase == "data" else "utility")
+        self.phase = phase
+        for step in tqdm(range(self.done.get(phase, 0) + 1, total + 1), desc=phase, unit="update", disable=None):
+            yield step
+            self.done[phase] = step
+            self.tick("policy" if phase == "policy" else "utility")
+            if time.monotonic() - self.saved > self.CHECKPOINT_SECONDS:
+                self.save()
+
+    def save(self) -> None:
+        """Everything that the rest of the run depends on."""
+        for key, part in self.parts.items():
+            if isinstance(part, nn.Module):
+                self.check(f"a weight of {key}", sum(p.sum() for p in part.parameters()).item(), self.done[self.phase])
+        states = {key: part.state_dict() for key, part in self.parts.items()}
+        rng = {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}
+        rest = {"done": self.done, "curve": self.curve, "seconds": self.seconds}
+        write(self.folder / "checkpoint.pt", {"parts": states, "rng": rng, **rest})
+        self.saved = time.monotonic()
+
+    def restore(self) -> None:
+        path = self.folder / "checkpoint.pt"
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            for key, part in self.parts.items():
+                part.load_state_dict(state["parts"][key])
+            torch.set_rng_state(state["rng"]["cpu"])
+            torch.cuda.set_rng_state_all(state["rng"]["cuda"][: torch.cuda.device_count()])
+            self.done, self.curve, self.seconds = state["done"], state["curve"], state["seconds"]
+        except Exception as e:
+            sys.exit(f"error: {path}: damaged ({type(e).__name__}); delete it, then --resume starts this run anew")
+        print(f"continuing after {self.done}")
+
+    def check(self, name: str, value: float, step: int) -> None:
+        if not np.isfinite(value):
+            fix = "lower the learning rate, or rescale observations that are far from 1"
+            sys.exit(f"error: {self.phase} update {step}: {name} is not finite, learning has diverged; {fix}")
+
+    def log(self, step: int, **values: float | None) -> None:
+        for key, value in values.items():
+            if value is not None:
+                self.check(key, value, step)
+                self.writer.add_scalar(key.replace("__", "/"), value, step)
+
+    def evaluate(self, policy: Policy, step: int) -> None:
+        """A row of the curve. The episodes depend on (seed, step) alone: evaluating more or less changes no run."""
+        args = self.args
+        if not args.eval:
+            return
+        self.tick("policy")
+        linears = [layer for layer in policy.net if isinstance(layer, nn.Linear)]
+        layers = [(m.weight.detach().cpu().numpy().T.copy(), m.bias.detach().cpu().numpy()) for m in linears]
+        seeds = np.random.SeedSequence([args.seed, step]).generate_state(args.eval_episodes) >> 1
+        play = partial(run_episode, args.task, args.env_id, layers, args.eval_return)
+        try:
+            success, returned = np.mean(list(self.pool.map(play, seeds.tolist())), axis=0).tolist()
+        except BrokenProcessPool:
+            sys.exit("error: an evaluation process died (out of memory?); try fewer --eval-workers, then --resume")
+        success = None if np.isnan(success) else success
+        returned = returned if args.eval_return or success is None else None  # None: episodes were cut short
+        self.tick("evaluation")
+        self.curve.append([step, success, returned, round(sum(self.seconds.values()), 1)])
+        rows = [",".join("" if value is None else str(value) for value in row) for row in self.curve]
+        write(self.folder / "evals.csv", "\n".join(["step,success_rate,episodic_return,seconds", *rows, ""]))
+        speed = step / (self.seconds["policy"] + self.seconds["evaluation"])
+        self.log(step, eval__success_rate=success, eval__episodic_return=returned, charts__SPS=speed)
+        tqdm.write(f"update {step}/{args.total_steps}: success {success}, return {returned}", file=sys.stdout)
+
+    def finish(self, modules: dict[str, nn.Module], tensors: dict[str, torch.Tensor] | None = None, **summary) -> dict:
+        """model.pt, result.json, and the same on the last line of standard output."""
+        self.save()
+        weights = {name: {k: v.cpu() for k, v in module.state_dict().items()} for name, module in modules.items()}
+        write(self.folder / "model.pt", {"format_version": 1, "args": self.flags, **weights, **(tensors or {})})
+        result = {"algorithm": self.args.exp_name, **{key: self.flags[key] for key in ("task", "n_pref", "seed")}}
+        result["steps"] = self.args.total_steps
+        result |= dict.fromkeys(
+            ("n_segments", "lambda", "n_eff", "n_eff_target", "kl", "pref_acc_train", "pref_acc_val")
+        )
+        result |= {k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in summary.items()}
+        for name, column in (("success", 1), ("return", 2)):  # smoothed over 8 adjacent evaluations
+            values = [row[column] for row in self.curve if row[column] is not None]
+            window = min(8, len(values))
+            smooth = np.convolve(values, np.ones(window) / window, "valid").tolist() if values else [None]
+            result[f"{name}_peak"], result[f"{name}_last"] = max(smooth), smooth[-1]
+        self.tick("policy")
+        result["curve"] = [row[:3] for row in self.curve]
+        result["seconds"] = {**self.seconds, "total": sum(self.seconds.values())}
+        installed = {package.metadata["Name"]: package.version for package in metadata.distributions()}
+        packages = ("torch", "numpy", "mujoco", "metaworld", "gymnasium")
+        result["versions"] = {"python": sys.version.split()[0], **{name: installed.get(name) for name in packages}}
+        write(self.folder / "result.json", json.dumps(result, indent=1, allow_nan=False))
+        (self.folder / "checkpoint.pt").unlink()
+        self.writer.close()
+        if self.pool:
+            self.pool.shutdown()
+        print(json.dumps(result))
+        return result
 
 
 if __name__ == "__main__":
