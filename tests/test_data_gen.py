@@ -1,14 +1,21 @@
 """Data generation from a real, tiny training to a validated preference file."""
 
+import contextlib
 import csv
+import fcntl
 import json
+import os
+import shutil
 import subprocess
 import sys
+import time
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import tyro
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "data_gen"))
@@ -50,12 +57,21 @@ def experts(tmp_path_factory):
     killed = subprocess.run(command, capture_output=True, text=True)
     assert killed.returncode == -9, killed.stderr
     state = torch.load(folder / TASK / "state.pt", weights_only=True)
-    options = "--total-steps 2600 --demo-episodes 2 --checkpoint-every 20 --eval-episodes 1 --batch-size 32".split()
-    again = run("train_sac.py", "--task", TASK, "--out", folder, *options)
-    assert again.returncode != 0 and "--resume" in again.stderr  # a training is never overwritten by accident
-    resumed = run("train_sac.py", "--task", TASK, "--out", folder, *options, "--resume")
+    resumed = run("train_sac.py", "--task", TASK, "--out", folder, "--resume", "--batch-size", 32)
     assert resumed.returncode == 0, resumed.stderr
     return folder, state
+
+
+def error_of(main, *args) -> str:
+    """The one line with which it ends."""
+    with pytest.raises(SystemExit) as error:
+        main(*args)
+    assert str(error.value).startswith("error: ") and "\n" not in str(error.value)
+    return str(error.value)
+
+
+def parsed(module, *options: str):
+    return tyro.cli(module.Args, args=[str(option) for option in options])
 
 
 @pytest.fixture(scope="session")
@@ -124,9 +140,100 @@ def test_training_stops_when_a_good_checkpoint_stays_good_in_more_episodes(tmp_p
             assert [(row["step"], row["episodes"]) for row in csv.DictReader(file)] == rows
 
 
-def test_a_training_too_short_for_a_trained_checkpoint_is_refused(tmp_path):
-    done = run("train_sac.py", "--task", TASK, "--out", tmp_path, "--total-steps", 3000)
-    assert done.returncode == 1 and "error: --total-steps 3000: learning starts after 2500 steps" in done.stderr
+@pytest.mark.parametrize("flag, value, words", [
+    ("--total-steps", "3000", "learning starts after 2500 steps"),
+    ("--total-steps", "-5", "at least 1"),
+    ("--checkpoint-every", "0", "at least 1"),
+    ("--batch-size", "0", "at least 2"),
+    ("--eval-episodes", "0", "at least 1"),
+    ("--update-every", "0", "at least 1"),
+    ("--demo-episodes", "-1", "at least 0"),
+    ("--seed", "-1", "at least 0"),
+    ("--learning-rate", "nan", "at least"),
+    ("--gamma", "1", "less than 1"),
+])  # fmt: skip
+def test_trainings_that_cannot_be_are_refused(flag, value, words, tmp_path):
+    line = error_of(train_sac.main, parsed(train_sac, "--task", TASK, "--out", tmp_path / "experts", flag, value))
+    assert line.startswith(f"error: {flag} {value}") and words in line and not (tmp_path / "experts").exists()
+
+
+def test_defaults_by_task(tmp_path):
+    def values(task):
+        train_sac.complete(args := train_sac.Args(task=task), tmp_path)
+        return args.demo_episodes, args.gamma, args.batch_size, args.stop_at, args.seed
+
+    assert values("door-open") == (40, 0.99, 128, 0.97, 1)
+    assert values("lever-pull") == values("push-back") == (100, 0.97, 128, 0.97, 1)
+    assert values("ant") == (0, 0.99, 256, 935.0, 1)
+
+
+def test_a_training_keeps_its_flags_and_its_folder(experts):
+    """What `experts` resumed without its flags had them all; others are refused, and so is a second beginning."""
+    common = ("--task", TASK, "--out", experts[0])
+    before = (experts[0] / TASK / "args.json").read_bytes()
+    flags = json.loads(before)
+    assert (flags["total_steps"], flags["demo_episodes"], flags["checkpoint_every"]) == (2600, 2, 20)
+    line = error_of(train_sac.main, parsed(train_sac, *common, "--resume", "--batch-size", 64))
+    assert "--batch-size 64: this training has 32" in line
+    assert "continue it with --resume" in error_of(train_sac.main, parsed(train_sac, *common))
+    assert (experts[0] / TASK / "args.json").read_bytes() == before
+
+
+def test_a_killed_make_task_leaves_no_training_behind(tmp_path):
+    command = [sys.executable, "-W", "ignore", str(ROOT / "data_gen" / "make_task.py"), "--task", TASK]
+    process = subprocess.Popen(
+        [*command, "--experts", tmp_path, "--data", tmp_path / "data"], stderr=subprocess.DEVNULL
+    )
+    flags, end = tmp_path / TASK / "args.json", time.monotonic() + 120
+    while not flags.exists() and time.monotonic() < end:
+        time.sleep(0.1)
+    line = error_of(train_sac.main, parsed(train_sac, "--task", TASK, "--out", tmp_path))
+    assert "another process is training there" in line
+    process.kill()
+    process.wait()
+    with open(tmp_path / TASK / "lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody holds it any more
+
+
+ENDLESS = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+import make_preferences
+
+class Endless:
+    obs_dim = act_dim = 1
+    def reset(self, seed):
+        open(sys.argv[2], "w").write(str(os.getpid()))
+        while True:
+            pass
+
+def endless(_):
+    make_preferences.ENVS = [Endless()]
+    make_preferences.rollout((None, [0], [()], True))
+
+if __name__ == "__main__":
+    list(make_preferences.start_pool("hopper", 1).map(endless, [0]))
+"""
+
+
+def test_workers_end_with_their_killed_parent_even_in_an_endless_episode(tmp_path):
+    script, pid = tmp_path / "endless.py", tmp_path / "pid"
+    script.write_text(ENDLESS)
+    parent = subprocess.Popen([sys.executable, "-W", "ignore", script, ROOT / "data_gen", pid])
+    end = time.monotonic() + 120
+    while not (pid.exists() and pid.read_text()) and time.monotonic() < end:
+        time.sleep(0.1)
+    parent.kill()
+    parent.wait()
+    status, end = Path(f"/proc/{pid.read_text()}/status"), time.monotonic() + 10
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError):
+            if "State:\tZ" not in status.read_text():
+                time.sleep(0.1)
+                continue
+        return  # it is gone, or a zombie that nobody has waited for
+    os.kill(int(pid.read_text()), 9)
+    pytest.fail("the worker outlived its parent")
 
 
 @pytest.mark.parametrize("policy", [train_sac.LeanPolicy, train_sac.LayerNormPolicy])
@@ -196,6 +303,34 @@ def test_selection_prefers_near_then_early():
     assert select_policies.smooth([0.0, 3.0, 6.0, 3.0]) == [1.5, 3.0, 4.0, 4.5]
     np.testing.assert_allclose(select_policies.targets_below(0.9, None), [0.045, 0.3, 0.6])
     np.testing.assert_allclose(select_policies.targets_below(700.0, 100.0), [100, 300, 500])
+
+
+@pytest.mark.parametrize("damage", ["args.json", "the third copy"])
+def test_selection_keeps_the_old_policies_until_all_new_ones_are_written(
+    damage, experts, policies, tmp_path, monkeypatch
+):
+    shutil.copytree(policies, tmp_path / "policies")
+    shutil.copytree(experts[0], tmp_path / "experts")
+    monkeypatch.setattr(select_policies, "start_pool", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(select_policies, "measure", lambda _, actors, *__: {step: (step, step) for step in actors})
+    args = select_policies.Args(task=TASK, experts=str(tmp_path / "experts"), out=str(tmp_path / "policies"))
+    if damage == "args.json":
+        (tmp_path / "experts" / TASK / "args.json").write_text("{")
+        assert "args.json" in error_of(select_policies.main, args)
+    else:
+        copies, copy = [], shutil.copyfile
+
+        def full_disk(*paths):
+            copies.append(paths)
+            if len(copies) == 3:
+                raise OSError("disk full")
+            copy(*paths)
+
+        monkeypatch.setattr(shutil, "copyfile", full_disk)
+        with pytest.raises(OSError, match="disk full"):
+            select_policies.main(args)
+    for path in (policies / TASK).iterdir():
+        assert (tmp_path / "policies" / TASK / path.name).read_bytes() == path.read_bytes()
 
 
 # ---- preference files ----
@@ -329,13 +464,24 @@ def test_labels_ties_and_flips():
     ("--segment-length 251", "250 steps"),
     ("--flip 1.5", "between 0 and 1"),
 ])  # fmt: skip
-def test_wrong_options_get_one_line(options, words, policies, capsys):
-    import tyro
+def test_wrong_options_get_one_line(options, words, policies):
+    args = parsed(make_preferences, "--task", TASK, "--policies", policies, *options.split())
+    assert words in error_of(make_preferences.main, args)
 
-    args = tyro.cli(make_preferences.Args, args=["--task", TASK, "--policies", str(policies), *options.split()])
-    with pytest.raises(SystemExit) as error:
-        make_preferences.main(args)
-    assert str(error.value).startswith("error: ") and words in str(error.value) and "\n" not in str(error.value)
+
+@pytest.mark.parametrize("name, content, words", [
+    ("policy_4.pt", b"no actor", "policy_4.pt: not an actor"),
+    ("policy_4.pt", None, "has policies for ant"),
+    ("policies.json", b"{", "policies.json: damaged"),
+    ("policies.json", b"[]", "policies.json: damaged"),
+])  # fmt: skip
+def test_policies_are_checked_before_the_rollouts(name, content, words, policies, tmp_path, monkeypatch):
+    shutil.copytree(policies, tmp_path / "policies")
+    path = tmp_path / "policies" / TASK / name
+    path.write_bytes(content or (ROOT / "data" / "policies" / "ant" / name).read_bytes())
+    monkeypatch.setattr(make_preferences, "start_pool", lambda *_: pytest.fail("began rollouts"))
+    args = parsed(make_preferences, "--task", TASK, "--policies", tmp_path / "policies")
+    assert words in error_of(make_preferences.main, args)
 
 
 # ---- the validator ----
@@ -377,10 +523,17 @@ def broken_files(data: dict[str, np.ndarray]) -> dict[str, dict]:
         "meta not JSON": data | {"meta": np.array("task: door-open")},
         "meta a list": data | {"meta": np.array("[1]")},
         "meta an object": data | {"meta": np.array({"task": 1}, dtype=object)},
+        "meta of many brackets": data | {"meta": np.array("[" * 100_000)},
+        "meta of many digits": data | {"meta": np.array("1" * 5_000)},
+        "meta with a horizon in words": data | {"meta": np.array('{"horizon": "long"}')},
+        "format_version of two lines": data | {"format_version": np.ones((2, 2), int)},
+        "start of the end of time": data | {"start": np.full(16, 2**64 - 1, np.uint64)},
     }
 
 
 def test_validator_names_what_is_wrong_and_goes_on(data, preference_file, tmp_path):
+    required = {key: data[key] for key in ("obs", "act", "prefs", "format_version")}
+    np.savez(tmp_path / "own.npz", **required)  # somebody's own file has no more
     paths, words = [], []
     for name, arrays in broken_files(data).items():
         paths.append(tmp_path / f"{len(paths)}.npz")
@@ -390,11 +543,26 @@ def test_validator_names_what_is_wrong_and_goes_on(data, preference_file, tmp_pa
         paths.append(tmp_path / f"{name}.npz")
         words.append("npz")
         paths[-1].write_bytes(content)
+    # In the header of prefs, 8 rows become 4, 10^12 or a tangle of brackets: np.load may read a part, or take memory.
+    plain = (tmp_path / "own.npz").read_bytes()
+    assert plain.count(b"(8, 2), }") == 1
+    for i, shape in enumerate((b"(4, 2), }", b"(9**9, 2)", b"((((((((((")):
+        for checksum in ("wrong", "right"):
+            paths.append(tmp_path / f"header-{i}-{checksum}.npz")
+            words.append("prefs")
+            paths[-1].write_bytes(plain.replace(b"(8, 2), }", shape.ljust(9)[:9]))
+            if checksum == "right":
+                with zipfile.ZipFile(tmp_path / "own.npz") as old, zipfile.ZipFile(paths[-1], "w") as new:
+                    for member in old.namelist():
+                        new.writestr(member, old.read(member).replace(b"(8, 2), }", shape.ljust(9)[:9]))
+    paths.append(tmp_path / "far.npz")
+    words.append("prefs")
+    with zipfile.ZipFile(tmp_path / "own.npz") as old, zipfile.ZipFile(paths[-1], "w") as new:
+        for member in old.namelist():
+            new.writestr(member, old.read(member).replace(b"(8, 2), }        ", b"(10000000000, 2)}"))
     paths.append(tmp_path / "nowhere.npz")
     words.append("not found")
 
-    required = {key: data[key] for key in ("obs", "act", "prefs", "format_version")}
-    np.savez(tmp_path / "own.npz", **required)  # somebody's own file has no more
     result = run("validate.py", *paths, preference_file, tmp_path / "own.npz")
     assert result.returncode == 1 and "Traceback" not in result.stderr
     lines = result.stdout.splitlines()
