@@ -36,7 +36,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from fcntl import LOCK_EX, LOCK_NB, flock
-from functools import cache
+from functools import cache, partial
 from importlib import metadata, util
 from pathlib import Path
 from types import SimpleNamespace
@@ -377,7 +377,7 @@ def prepare(args: Args) -> torch.device:
     args.task = args.task or Path(args.data).stem
     args.data = args.data or f"data/{args.task}.npz"
     for name, default in vars(Args()).items():  # a number is above 0, or 0 where that is its default
-        value, zero = getattr(args, name), name == "seed" or not default
+        value, zero = getattr(args, name), not default or name == "seed" or "dropout" in name
         if type(value) in (int, float) and not (0 < value < np.inf or (value == 0 and zero)):
             sys.exit(f"error: --{name.replace('_', '-')} {value}: must be {'at least' if zero else 'above'} 0")
     if "/" in args.task + args.exp_name:
