@@ -1,6 +1,6 @@
 """A Minari data set on disk becomes a preference file, labelled by return; with --render also clips to label yourself.
 
-    python data_gen/import_minari.py mujoco/hopper/medium-v0 --segment-length 64 --segments 400 --pairs 200
+    python data_gen/import_minari.py mujoco/pusher/expert-v0 --segment-length 64 --segments 400 --pairs 200
 
 Writes labels/<name>/pairs.npz (and labels/<name>/clips/<segment>.mp4), and prints the commands that follow.
 Observations stay as they are and actions are rescaled from the action space, so that --env-id evaluates in the data

@@ -42,10 +42,9 @@ def grey_of(index: np.ndarray) -> np.ndarray:
     return 20 + 2 * index  # of the frame with this global index
 
 
-@pytest.fixture
-def robot(tmp_path) -> Path:
+def write_robot(root: Path) -> Path:
     """A LeRobotDataset v3 in its published layout: two data files, two video files, many episodes in each."""
-    root, rng, frames = tmp_path / "fold towel", np.random.default_rng(0), sum(LENGTHS)
+    rng, frames = np.random.default_rng(0), sum(LENGTHS)
     ends = np.cumsum(LENGTHS)
     begins, file = ends - LENGTHS, np.array([0, 0, 0, 1, 1])  # the file that each episode is in
     state = rng.normal(50, 20, (frames, 3)).astype(np.float32)
@@ -101,6 +100,11 @@ def robot(tmp_path) -> Path:
         pq.write_table(pa.table(table), root / f"data/chunk-000/file-{number:03d}.parquet")
         write_video(root / f"videos/{CAMERA}/chunk-000/file-{number:03d}.mp4", grey_of(rows))
     return root
+
+
+@pytest.fixture
+def robot(tmp_path) -> Path:
+    return write_robot(tmp_path / "fold towel")
 
 
 def import_robot(robot: Path, **flags) -> Path:
@@ -213,21 +217,20 @@ def test_a_bad_lerobot_data_set_gets_one_line(robot, damage, flags, message):
 # ---- Minari ----
 
 
-def make_minari(folder: Path, monkeypatch, data_format: str = "arrow", seeds: bool = True, steps: int = 30) -> str:
-    """Three episodes of random actions, recorded with Minari itself."""
+def make_minari(folder: Path, monkeypatch, data_format: str = "arrow", seeds: bool = True) -> str:
+    """Three episodes of random actions in [-2, 2], recorded with Minari itself; its id."""
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(folder / "minari"))
-    env, buffers = gym.make("Pusher-v5", max_episode_steps=steps), []  # actions in [-2, 2]
+    env, buffers = gym.make("Pusher-v5", max_episode_steps=30), []
     for seed in range(3):
         env.action_space.seed(seed)
         (obs, _), ended = env.reset(seed=seed), False
         episode = EpisodeBuffer(id=seed, seed=seed if seeds else None, observations=[obs], actions=[])
         while not ended:
             action = env.action_space.sample()
-            obs, reward, terminated, truncated, _ = env.step(action)
-            ended = terminated or truncated
+            obs, reward, terminated, ended, _ = env.step(action)
             episode.observations.append(obs), episode.actions.append(action)
             episode.rewards.append(float(reward))
-            episode.terminations.append(terminated), episode.truncations.append(truncated)
+            episode.terminations.append(terminated), episode.truncations.append(ended)
         buffers.append(episode)
     minari.create_dataset_from_buffers("pusher/random-v0", buffers, env=env, data_format=data_format)
     return "pusher/random-v0"
