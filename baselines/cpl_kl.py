@@ -99,7 +99,7 @@ def cpl_loss(log_prob: torch.Tensor, reference: torch.Tensor, alpha: float, bias
 
 
 def learning_rate(step: int, args: Args) -> float:
-    """Constant while cloning; after it a linear rise to its tenth, then constant again."""
+    """Constant while cloning; after it a linear rise to a share of that, then constant again."""
     if step <= args.bc_steps:
         return args.learning_rate
     return args.learning_rate * args.learning_rate_factor * min(1.0, (step - args.bc_steps) / args.warmup_steps)

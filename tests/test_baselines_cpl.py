@@ -24,7 +24,7 @@ both_cpl = pytest.mark.parametrize("module", [cpl, cpl_kl], ids=lambda module: m
 def write_file(path: Path, segments: int = 40, length: int = 6, **changes) -> Path:
     """Uniform actions; better is closer to tanh of the first observation; four pretended policies."""
     rng = np.random.default_rng(0)
-    act = rng.uniform(-1, 1, (segments, length, 2)).astype(np.float32)
+    act = rng.uniform(-1, 1, (segments, length, 1)).astype(np.float32)
     obs = rng.normal(size=(segments, length, 3)).astype(np.float32)
     pairs = rng.permutation(segments).reshape(-1, 2)
     score = -np.abs(act - np.tanh(obs[..., :1])).sum((1, 2))
@@ -131,7 +131,7 @@ def exact(monkeypatch):
 
 def initial(module) -> list[torch.Tensor]:
     torch.manual_seed(1)
-    return [p.detach().clone().requires_grad_() for p in module.Policy(3, 2).parameters()]
+    return [p.detach().clone().requires_grad_() for p in module.Policy(3, 1).parameters()]
 
 
 def log_prob(theta: list, obs: torch.Tensor, act: torch.Tensor) -> torch.Tensor:
@@ -208,7 +208,7 @@ def test_the_reference_is_the_cloned_policy_without_dropout(run, data_file, monk
     _, model = run(cpl_kl, data_file, batch_size=96)
     _, cloned = run(cpl_kl, data_file, batch_size=96, total_steps=4)
     assert all(torch.equal(model["reference"][name], value) for name, value in cloned["policy"].items())
-    policy = cpl_kl.Policy(3, 2).eval()
+    policy = cpl_kl.Policy(3, 1).eval()
     policy.load_state_dict(cloned["policy"])
     file = np.load(data_file)
     expected = policy.log_prob(torch.from_numpy(file["obs"]), torch.from_numpy(file["act"])).detach()
@@ -267,7 +267,8 @@ def test_best_needs_to_know_the_policies(run, data_file, tmp_path):
 def test_copied_out_alone_it_runs(module, tmp_path, data_file):
     shutil.copy(module.__file__, tmp_path)
     shutil.copy(data_file, tmp_path / "mine.npz")
-    flags = "--data mine.npz --no-eval --n-pref 18 --total-steps 50 --batch-size 8 --no-cuda --exp-name mine"
+    flags = "--data mine.npz --env-id Pendulum-v1 --n-pref 18 --total-steps 50 --batch-size 8 --eval-every 20"
+    flags += " --eval-episodes 1 --eval-workers 1 --no-cuda --exp-name mine"
     command = [sys.executable, Path(module.__file__).name, *flags.split()]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -275,6 +276,7 @@ def test_copied_out_alone_it_runs(module, tmp_path, data_file):
     assert folder.name.startswith("mine__mine__n18__s1__") and not (folder / "checkpoint.pt").exists()
     result = json.loads((folder / "result.json").read_text())
     assert json.loads(done.stdout.splitlines()[-1]) == result
+    assert [row[0] for row in result["curve"]] == [20, 40, 50] and result["return_last"] < 0
     assert result["n_segments"] == 36 and result["steps"] == 50 and result["pref_acc_train"] is None
 
 
@@ -314,7 +316,7 @@ def test_learns_the_rule_behind_the_preferences(module, run, tmp_path):
     path = write_file(tmp_path / "many.npz", segments=400)
     flags = dict(total_steps=200, bc_steps=20, warmup_steps=10, alpha=1.0, batch_size=16, learning_rate=1e-3)
     _, model = run(module, path, **flags, **(dict(learning_rate_factor=1.0) if module is cpl_kl else {}))
-    policy = module.Policy(3, 2)
+    policy = module.Policy(3, 1)
     policy.load_state_dict(model["policy"])
     obs = torch.randn(500, 3, generator=torch.Generator().manual_seed(0))
     mu = policy.eval()(obs)[:, 0].detach().numpy()
