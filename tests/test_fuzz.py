@@ -104,6 +104,18 @@ def fuzz(tmp_path, capsys, request):
         print(f"\n{request.node.name}: {fuzz}")
 
 
+@pytest.mark.parametrize("loader", LOADERS)
+def test_a_changed_digit_cannot_turn_400_pairs_into_40(loader, tmp_path):
+    prefs = np.random.default_rng(0).permuted(np.tile(np.arange(8), (400, 1)), axis=1)[:, :2]
+    content, path = saved(prefs=prefs), tmp_path / "changed.npz"
+    assert content.count(b"(400, 2), }") == 1
+    path.write_bytes(content.replace(b"(400, 2), }", b"(40, 2),  }"))
+    with np.load(path) as file:
+        assert len(file["prefs"]) == 40  # it stops before the end, where the checksum would tell
+    with pytest.raises(SystemExit, match="prefs"):
+        LOADERS[loader](path)
+
+
 # ---- the mutator: bytes of the file, bytes of its members, members ----
 
 
