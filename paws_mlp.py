@@ -19,7 +19,7 @@
 3. Policy: weighted maximum likelihood with whole segments' weights, never single steps'.
        max sum_i w_i sum_t log pi(a_t | s_t)                                                   Eq. 8
 
-The method is lines 29 to 258. Below it is what every script of this repository has in common: data, policy,
+The method is lines 26 to 282. Below it is what every script of this repository has in common: data, policy,
 simulators, evaluation, run directory. Choices where the paper is silent: docs/paws_mlp.md.
 """
 
@@ -584,9 +584,8 @@ class Run:
         print(f"run directory: {self.folder}")
 
     def interrupt(self, *_) -> None:
-        if self.pool:
-            self.pool.shutdown(wait=False, cancel_futures=True)
-        sys.exit(f"\nstopped; continue with: python {sys.argv[0]} --resume {self.folder}")
+        print(f"\nstopped; continue with: python {sys.argv[0]} --resume {self.folder}", file=sys.stderr, flush=True)
+        os._exit(1)  # at once: evaluation processes end by themselves, in the middle of an episode
 
     def tick(self, name: str) -> None:
         """The time since the last call was spent on `name`."""
@@ -649,8 +648,9 @@ class Run:
         layers = [(m.weight.detach().cpu().numpy().T.copy(), m.bias.detach().cpu().numpy()) for m in linears]
         seeds = np.random.SeedSequence([args.seed, step]).generate_state(args.eval_episodes) >> 1
         play = partial(run_episode, args.task, args.env_id, layers, args.eval_return)
+        share = -(-args.eval_episodes // args.eval_workers)  # of a worker
         try:
-            success, returned = np.mean(list(self.pool.map(play, seeds.tolist())), axis=0).tolist()
+            success, returned = np.mean(list(self.pool.map(play, seeds.tolist(), chunksize=share)), axis=0).tolist()
         except BrokenProcessPool:
             sys.exit("error: an evaluation process died (out of memory?); try fewer --eval-workers, then --resume")
         success = None if np.isnan(success) else success

@@ -488,7 +488,7 @@ def prepare(args: Args) -> torch.device:
     args.task = args.task or Path(args.data).stem
     args.data = args.data or f"data/{args.task}.npz"
     for name, default in vars(Args()).items():  # a number is above 0, or 0 where that is its default
-        value, zero = getattr(args, name), name == "seed" or not default
+        value, zero = getattr(args, name), not default or name == "seed" or "dropout" in name
         if type(value) in (int, float) and not (0 < value < np.inf or (value == 0 and zero)):
             sys.exit(f"error: --{name.replace('_', '-')} {value}: must be {'at least' if zero else 'above'} 0")
     if "/" in args.task + args.exp_name:
@@ -558,9 +558,8 @@ class Run:
         print(f"run directory: {self.folder}")
 
     def interrupt(self, *_) -> None:
-        if self.pool:
-            self.pool.shutdown(wait=False, cancel_futures=True)
-        sys.exit(f"\nstopped; continue with: python {sys.argv[0]} --resume {self.folder}")
+        print(f"\nstopped; continue with: python {sys.argv[0]} --resume {self.folder}", file=sys.stderr, flush=True)
+        os._exit(1)  # at once: evaluation processes end by themselves, in the middle of an episode
 
     def tick(self, name: str) -> None:
         """The time since the last call was spent on `name`."""
@@ -623,8 +622,9 @@ class Run:
         layers = [(m.weight.detach().cpu().numpy().T.copy(), m.bias.detach().cpu().numpy()) for m in linears]
         seeds = np.random.SeedSequence([args.seed, step]).generate_state(args.eval_episodes) >> 1
         play = partial(run_episode, args.task, args.env_id, layers, args.eval_return)
+        share = -(-args.eval_episodes // args.eval_workers)  # of a worker
         try:
-            success, returned = np.mean(list(self.pool.map(play, seeds.tolist())), axis=0).tolist()
+            success, returned = np.mean(list(self.pool.map(play, seeds.tolist(), chunksize=share)), axis=0).tolist()
         except BrokenProcessPool:
             sys.exit("error: an evaluation process died (out of memory?); try fewer --eval-workers, then --resume")
         success = None if np.isnan(success) else success
