@@ -1,136 +1,120 @@
-"""How fast the parts of PAWS are, each against the least it could take, in one run.
+"""Where the seconds of a PAWS run go, and what a minibatch of single steps saves against whole segments.
 
-    python benchmark/speed.py --task door-open
+    python benchmark/speed.py                                    # runs README's command first
+    python benchmark/speed.py --run runs/<name of a PAWS run>    # or reads a complete run
 
-evaluation: two workers against two processes that play the same episodes from recorded actions, so that they only step
-(and reset) the simulator. lambda: seconds to solve for n_eff among a million segments. memory: one policy update of
-100,000 segments of 64 x 39 floats may not copy the data.
+The second table is at the run's weights and its trained policy without dropout: for each way to draw a minibatch, how
+far its gradient is from the full one (squared distance over the squared length of that), the milliseconds of an update,
+and their product, the variance that is left for equal time.
 """
 
-import multiprocessing
-import os
-import resource
+import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-os.environ["OPENBLAS_NUM_THREADS"] = "1"  # as in the scripts
-
 import numpy as np
 import torch
 import tyro
+from torch import nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import paws_mlp as paws
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "benchmark"))
+import sweep
 
 
 @dataclass
 class Args:
-    task: str = "door-open"
-    """task of the evaluation"""
-    workers: int = 2
-    """evaluation workers, and as many processes that only step"""
-    rounds: int = 5
-    """times that each way is measured, in turn"""
-    segments: int = 100_000
-    """segments in the test of memory; 0 leaves it out"""
+    run: str = ""  # run directory of a complete PAWS run [runs README's command]
+    runs_dir: str = "runs"  # parent of the run directory
+    draws: int = 200  # minibatches of each kind
 
 
-def only_step(connection, task: str) -> None:
-    env = paws.make_env(task)
-    while (episodes := connection.recv()) is not None:
-        for seed, actions in episodes:
-            env.reset(seed)
-            for action in actions:
-                env.step(action)
-        connection.send(len(episodes))
-
-
-def recorded_episodes(env, policy: paws.Policy, seeds: list[int]) -> list[tuple[int, list[np.ndarray]]]:
-    """The actions that the policy takes in the episode of each seed."""
-    episodes = []
-    for seed in seeds:
-        obs, actions, ended = env.reset(seed), [], False
-        while not ended:
-            with torch.no_grad():
-                actions.append(policy(torch.from_numpy(obs)).numpy())
-            obs, _, _, ended = env.step(actions[-1])
-        episodes.append((seed, actions))
-    return episodes
-
-
-def evaluation_speed(args: Args) -> None:
-    env = paws.make_env(args.task)
-    run_args = paws.Args(task=args.task, eval_workers=args.workers)
-    policy = paws.Policy(env.obs_dim, env.act_dim, torch.Generator().manual_seed(0)).eval()
-    episodes = recorded_episodes(env, policy, paws.episode_seeds(run_args.seed, 0, run_args.eval_episodes))
-    steps = sum(len(actions) for _, actions in episodes)
-
-    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-    pipes = [context.Pipe() for _ in range(args.workers)]
-    for _, there in pipes:
-        context.Process(target=only_step, args=(there, args.task), daemon=True).start()
-    evaluator = paws.Evaluator(run_args, env.obs_dim, env.act_dim)
-
-    def bare():
-        for i, (here, _) in enumerate(pipes):
-            here.send(episodes[i :: args.workers])
-        for here, _ in pipes:
-            here.recv()
-
-    ways = {"evaluation": lambda: evaluator.evaluate(policy, step=0), "only stepping": bare}
-    rates = {name: [] for name in ways}
-    for round_number in range(args.rounds + 1):  # the first one builds environments
-        for name, run in ways.items():
-            started = time.perf_counter()
-            run()
-            if round_number:
-                rates[name].append(steps / (time.perf_counter() - started))
-    evaluator.close()
-    medians = {name: np.median(values) for name, values in rates.items()}
-    ratio = np.median(np.divide(rates["evaluation"], rates["only stepping"]))
-    print(f"{args.task}, {args.workers} workers, steps/s: " + ", ".join(f"{k} {v:.0f}" for k, v in medians.items()))
-    print(f"ratio {ratio:.1%} (median of {args.rounds} rounds)")
-
-
-def lambda_speed() -> None:
-    advantages = np.random.default_rng(0).normal(size=1_000_000)
+def run_readme_command(runs_dir: str) -> Path:
+    """`python paws_mlp.py --task door-open --n-pref 50 --n-eff 0.1`, with the seconds from start to end."""
     started = time.perf_counter()
-    lam = paws.solve_lambda(advantages, 100_000)
-    print(f"lambda among 1,000,000 segments: {time.perf_counter() - started:.2f} s (lambda {lam:.4f})")
+    command = [sys.executable, "paws_mlp.py", "--task", "door-open", "--n-pref", "50", "--n-eff", "0.1"]
+    command += ["--exp-name", "speed", "--runs-dir", str(Path(runs_dir).resolve())]
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    print(f"{' '.join(command[1:])}: {time.perf_counter() - started:.0f} s from start to end")
+    return max(Path(runs_dir).glob("door-open__speed__*"), key=lambda path: path.stat().st_mtime)
 
 
-def memory(args: Args) -> None:
-    generator = torch.Generator().manual_seed(0)
-    obs = torch.rand(args.segments, 64, 35, generator=generator)
-    act = torch.rand(args.segments, 64, 4, generator=generator)
-    policy = paws.Policy(35, 4, generator, generator)
-    optimizer = torch.optim.Adam(policy.parameters(), lr=3e-4)
-    minibatches = paws.Minibatches(np.full(args.segments, 1 / args.segments), "resample", torch.device("cpu"))
+def print_shares(result: dict) -> None:
+    """Seconds of each part of the run."""
+    seconds, curve = result["seconds"], result["curve"]
+    print("| part | seconds | share |\n|---|---|---|")
+    for part in ("data", "utility", "policy", "evaluation", "total"):
+        print(f"| {part} | {seconds[part]:.1f} | {seconds[part] / seconds['total']:.0%} |")
+    if curve:
+        print(f"\n{len(curve)} evaluations of {seconds['evaluation'] / len(curve):.2f} s; ", end="")
+    print(f"{1000 * seconds['policy'] / result['steps']:.2f} ms a policy update")
 
-    def update():
-        index, scale = minibatches.draw(16, generator)
-        loss = -(scale * policy.log_prob(obs[index], act[index]).mean(1)).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
 
-    update()
-    before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
-    for _ in range(50):
-        update()
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    took = (time.perf_counter() - started) / 50 * 1000
-    size = (obs.nbytes + act.nbytes) / 2**20
-    print(f"{args.segments} segments ({size:.0f} MiB): {took:.1f} ms an update, peak memory grew by {grown:.0f} MiB")
+def load_run(folder: Path) -> tuple[nn.Module, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The trained policy without dropout, the weights of the segments (N,), obs (N, T, o) and act (N, T, a)."""
+    saved = torch.load(folder / "model.pt", map_location="cpu", weights_only=True)
+    if "weights" not in saved or len(saved["weights"]) != len(saved["segments"]):
+        sys.exit(f"error: {folder}: not a PAWS run with a weight for each segment")
+    with np.load(ROOT / saved["args"]["data"], allow_pickle=False) as file:
+        obs, act = (torch.from_numpy(file[key][saved["segments"].numpy()]) for key in ("obs", "act"))
+    layers = []
+    for name in ("net.0", "net.3", "net.6"):
+        weight = saved["policy"][f"{name}.weight"]
+        layers += [nn.Linear(weight.shape[1], weight.shape[0]), nn.Tanh() if name == "net.6" else nn.ReLU()]
+        layers[-2].load_state_dict({"weight": weight, "bias": saved["policy"][f"{name}.bias"]})
+    return nn.Sequential(*layers), saved["weights"], obs, act
+
+
+def minibatches(weights: torch.Tensor, length: int) -> dict:
+    """Name -> function that draws (segments (B, 1), steps (B, 1 or T), factor of the loss (B, 1)) of a minibatch."""
+    whole, uniform = torch.arange(length)[None], torch.full_like(weights, 1 / len(weights))
+
+    def draw(probabilities: torch.Tensor, size: int, single: bool):
+        i = torch.multinomial(probabilities, size, replacement=True)
+        steps = torch.randint(length, (size, 1)) if single else whole.expand(size, length)
+        return i[:, None], steps, (weights[i] / probabilities[i]).float()[:, None]
+
+    return {
+        "256 steps, segments drawn with probability w": lambda: draw(weights, 256, True),
+        "256 steps, drawn uniformly, loss weighted by w": lambda: draw(uniform, 256, True),
+        "4 whole segments (256 steps), drawn by w": lambda: draw(weights, 4, False),
+        "16 whole segments (1,024 steps), drawn by w": lambda: draw(weights, 16, False),
+    }
+
+
+def print_gradient_variance(folder: Path, draws: int) -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    policy, weights, obs, act = load_run(folder)
+    parameters = list(policy.parameters())
+
+    def gradient(segments, steps, factor) -> torch.Tensor:
+        error = (policy(obs[segments, steps]) - act[segments, steps]).square().sum(-1)  # (B, steps)
+        grads = torch.autograd.grad((factor * error).mean(), parameters)
+        return torch.cat([grad.flatten() for grad in grads])
+
+    n, length = obs.shape[:2]
+    full = gradient(torch.arange(n)[:, None], torch.arange(length)[None], (weights * n).float()[:, None])
+    print("\n| minibatch | relative variance | ms | variance x ms |\n|---|---|---|---|")
+    for name, draw in minibatches(weights, length).items():
+        gradient(*draw())
+        started = time.perf_counter()
+        gradients = [gradient(*draw()) for _ in range(draws)]
+        ms = 1000 * (time.perf_counter() - started) / draws
+        variance = float(np.mean([(g - full).square().sum().item() for g in gradients]) / full.square().sum())
+        print(f"| {name} | {variance:.3g} | {ms:.2f} | {variance * ms:.3g} |")
 
 
 def main(args: Args) -> None:
-    evaluation_speed(args)
-    lambda_speed()
-    if args.segments:
-        memory(args)
+    folder = Path(args.run) if args.run else run_readme_command(args.runs_dir)
+    result = sweep.read_json(folder / "result.json")
+    if not result:
+        sys.exit(f"error: {folder}: no result.json; give the run directory of a complete PAWS run")
+    print(f"{result['algorithm']}, {result['task']}, {result['n_pref']} preferences, {sweep.machine()}\n")
+    print_shares(result)
+    print_gradient_variance(folder, args.draws)
 
 
 if __name__ == "__main__":
