@@ -19,7 +19,7 @@ Each update, in this order:
     targets Q'   = (1 - target_rate) Q' + target_rate Q
     policy  L_pi = -mean min(exp(temperature u), 100) log pi(a | s)                             Q' of before, V of after
 
-The method is lines 26 to 243. Below it is what every script of this repository has in common: data, policy,
+The method is lines 26 to 239. Below it is what every script of this repository has in common: data, policy,
 simulators, evaluation, run directory. Choices where the paper is silent: docs/ipl.md and docs/fidelity.md.
 """
 
@@ -121,11 +121,6 @@ def expectile_loss(error: torch.Tensor, expectile: float) -> torch.Tensor:
     return torch.where(error < 0, (1 - expectile) * error.square(), expectile * error.square()).mean()
 
 
-def policy_weights(advantage: torch.Tensor, temperature: float) -> torch.Tensor:
-    """min(exp(temperature u), 100)"""
-    return (temperature * advantage).exp().clamp(max=100.0)
-
-
 def descend(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> torch.Tensor:
     optimizer.zero_grad()
     loss.backward()
@@ -158,7 +153,7 @@ class IQL:
         return q, value.detach(), loss
 
     def learn_policy(self, obs: torch.Tensor, act: torch.Tensor, advantage: torch.Tensor) -> torch.Tensor:
-        weights = policy_weights(advantage, self.args.temperature)
+        weights = (self.args.temperature * advantage).exp().clamp(max=100.0)
         return descend(self.policy_optimizer, -(weights * self.policy.log_prob(obs, act)).mean())
 
     def learn_critics(self, loss: torch.Tensor) -> torch.Tensor:
@@ -223,14 +218,15 @@ def main(args: Args) -> dict:
             i, t = random_transitions(K, T, args.transitions, device)  # (M,), (M,)
         else:
             i, t = pairs.flatten()[:, None], torch.arange(T - 1, device=device)  # (2B, 1), (T - 1,)
+        s, a = obs[i, t], act[i, t]
 
-        q, _, value_loss = iql.learn_value(obs[i, t], act[i, t])
+        q, _, value_loss = iql.learn_value(s, a)
         rewards = implicit_rewards(iql, obs[pairs], act[pairs])  # (2, B, 2, T - 1)
         preference, chi2 = preference_loss(rewards.sum(-1)), rewards.square().mean()
         iql.learn_critics(preference + args.chi2 * chi2)
         with torch.no_grad():
-            advantage = q - iql.value(obs[i, t])
-        policy_loss = iql.learn_policy(obs[i, t], act[i, t], advantage)
+            advantage = q - iql.value(s)
+        policy_loss = iql.learn_policy(s, a, advantage)
 
         if step % args.eval_every == 0 or step == args.total_steps:
             losses = dict(value=value_loss, preference=preference, chi2=chi2, policy=policy_loss)

@@ -19,7 +19,7 @@ The variant of CPL's code (Hejna et al., ICLR 2024), on which the PAWS paper's f
     targets Q'   = (1 - target_rate) Q' + target_rate Q
 IQL learns from the first update on, with the rewards of the moment; then the reward model is frozen.
 
-The method is lines 26 to 256. Below it is what every script of this repository has in common: data, policy,
+The method is lines 26 to 245. Below it is what every script of this repository has in common: data, policy,
 simulators, evaluation, run directory. Choices where the paper is silent: docs/p_iql.md and docs/fidelity.md.
 """
 
@@ -121,11 +121,6 @@ def expectile_loss(error: torch.Tensor, expectile: float) -> torch.Tensor:
     return torch.where(error < 0, (1 - expectile) * error.square(), expectile * error.square()).mean()
 
 
-def policy_weights(advantage: torch.Tensor, temperature: float) -> torch.Tensor:
-    """min(exp(temperature u), 100)"""
-    return (temperature * advantage).exp().clamp(max=100.0)
-
-
 def descend(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> torch.Tensor:
     optimizer.zero_grad()
     loss.backward()
@@ -158,7 +153,7 @@ class IQL:
         return q, value.detach(), loss
 
     def learn_policy(self, obs: torch.Tensor, act: torch.Tensor, advantage: torch.Tensor) -> torch.Tensor:
-        weights = policy_weights(advantage, self.args.temperature)
+        weights = (self.args.temperature * advantage).exp().clamp(max=100.0)
         return descend(self.policy_optimizer, -(weights * self.policy.log_prob(obs, act)).mean())
 
     def learn_critics(self, loss: torch.Tensor) -> torch.Tensor:
@@ -189,19 +184,10 @@ def accuracy(scores: torch.Tensor, prefs: torch.Tensor) -> float:
 # ---- end ----
 
 
-class RewardModel(nn.Module):
-    def __init__(self, obs_dim: int, act_dim: int, width: int):
-        super().__init__()
-        self.net = mlp(obs_dim + act_dim, width)
-
-    def forward(self, obs: torch.Tensor, act: torch.Tensor) -> torch.Tensor:
-        return self.net(torch.cat((obs, act), dim=-1))  # (..., o), (..., a) -> (...)
-
-
 @torch.no_grad()
-def all_rewards(model: RewardModel, obs: torch.Tensor, act: torch.Tensor) -> torch.Tensor:
-    """r(s_t, a_t) of all segments, 256 at a time. (K, T, o), (K, T, a) -> (K, T)"""
-    return torch.cat([model(o, a) for o, a in zip(obs.split(256), act.split(256), strict=True)])
+def all_rewards(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    """r(s_t, a_t) of all segments, 256 at a time. (K, T, o + a) -> (K, T)"""
+    return torch.cat([model(part) for part in inputs.split(256)])
 
 
 def main(args: Args) -> dict:
@@ -212,7 +198,8 @@ def main(args: Args) -> dict:
     if T < 2:
         sys.exit(f"error: {args.data}: segments of 1 step have no transitions; P-IQL needs at least 2")
     reward_steps = args.reward_steps or args.total_steps // 10
-    reward_model = RewardModel(obs_dim, act_dim, args.reward_width).to(device)
+    inputs = torch.cat((obs, act), dim=-1)  # (K, T, o + a)
+    reward_model = mlp(obs_dim + act_dim, args.reward_width).to(device)
     reward_optimizer = torch.optim.Adam(reward_model.parameters(), lr=args.learning_rate, fused=True)
     iql = IQL(args, obs_dim, act_dim, device)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(iql.policy_optimizer, args.total_steps)
@@ -230,26 +217,28 @@ def main(args: Args) -> dict:
         losses = {}
         if step <= reward_steps:
             with torch.no_grad():
-                reward = reward_model(obs[i, t], act[i, t])  # of before the update
-            scores = reward_model(obs[pairs], act[pairs]).sum(-1)  # (B, 2)
+                reward = reward_model(inputs[i, t])  # of before the update
+            scores = reward_model(inputs[pairs]).sum(-1)  # (B, 2)
             losses["losses__reward"] = descend(reward_optimizer, preference_loss(scores))
         else:
             if frozen_rewards is None:
-                frozen_rewards = all_rewards(reward_model, obs, act)  # (K, T)
+                frozen_rewards = all_rewards(reward_model, inputs)  # (K, T)
             reward = frozen_rewards[i, t]
 
         # 2. IQL
-        q, value, losses["losses__value"] = iql.learn_value(obs[i, t], act[i, t])
-        losses["losses__policy"] = iql.learn_policy(obs[i, t], act[i, t], q - value)
+        s, a, next_s = obs[i, t], act[i, t], obs[i, t + 1]
+        q, value, losses["losses__value"] = iql.learn_value(s, a)
+        losses["losses__policy"] = iql.learn_policy(s, a, q - value)
         with torch.no_grad():
-            y = reward + args.gamma * iql.value(obs[i, t + 1])  # segments are cut out of episodes: no terminal state
-        losses["losses__critics"] = iql.learn_critics((iql.critics(obs[i, t], act[i, t]) - y).square().mean())
+            y = reward + args.gamma * iql.value(next_s)  # segments are cut out of episodes: no terminal state
+        losses["losses__critics"] = iql.learn_critics((iql.critics(s, a) - y).square().mean())
         schedule.step()
 
         if step % args.eval_every == 0 or step == args.total_steps:
             run.log(step, **{name: loss.item() for name, loss in losses.items()})
             run.evaluate(iql.policy, step)
-    scores, unused_scores = (all_rewards(reward_model, part.obs, part.act).sum(1) for part in (data, unused))
+    scores = all_rewards(reward_model, inputs).sum(1)
+    unused_scores = all_rewards(reward_model, torch.cat((unused.obs, unused.act), dim=-1)).sum(1)
     pref_acc_train, pref_acc_val = accuracy(scores, prefs), accuracy(unused_scores, unused.prefs)
     run.log(args.total_steps, charts__pref_acc_train=pref_acc_train)
     modules = {"policy": iql.policy, "reward": reward_model, "critics": iql.critics, "value": iql.value}

@@ -22,7 +22,7 @@ These are the published sizes; on a CPU add --reward-steps 400 --reward-batch-si
        critics L_Q  = sum_i mean (r + gamma V(s') - Q_i(s, a))^2                   V of after its update
        targets Q'   = (1 - target_rate) Q' + target_rate Q
 
-The method is lines 30 to 330. Below it is what every script of this repository has in common: data, policy,
+The method is lines 30 to 326. Below it is what every script of this repository has in common: data, policy,
 simulators, evaluation, run directory. Choices where the paper is silent: docs/preference_transformer.md and
 docs/fidelity.md.
 """
@@ -133,11 +133,6 @@ def expectile_loss(error: torch.Tensor, expectile: float) -> torch.Tensor:
     return torch.where(error < 0, (1 - expectile) * error.square(), expectile * error.square()).mean()
 
 
-def policy_weights(advantage: torch.Tensor, temperature: float) -> torch.Tensor:
-    """min(exp(temperature u), 100)"""
-    return (temperature * advantage).exp().clamp(max=100.0)
-
-
 def descend(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> torch.Tensor:
     optimizer.zero_grad()
     loss.backward()
@@ -170,7 +165,7 @@ class IQL:
         return q, value.detach(), loss
 
     def learn_policy(self, obs: torch.Tensor, act: torch.Tensor, advantage: torch.Tensor) -> torch.Tensor:
-        weights = policy_weights(advantage, self.args.temperature)
+        weights = (self.args.temperature * advantage).exp().clamp(max=100.0)
         return descend(self.policy_optimizer, -(weights * self.policy.log_prob(obs, act)).mean())
 
     def learn_critics(self, loss: torch.Tensor) -> torch.Tensor:
@@ -315,12 +310,13 @@ def main(args: Args) -> dict:
     # 3. IQL
     for step in run.steps("policy", args.total_steps):
         i, t = random_transitions(K, T, args.batch_size, device)  # (B,), (B,)
-        q, _, value_loss = iql.learn_value(obs[i, t], act[i, t])
+        s, a, next_s = obs[i, t], act[i, t], obs[i, t + 1]
+        q, _, value_loss = iql.learn_value(s, a)
         with torch.no_grad():
-            value, next_value = iql.value(obs[i, t]), iql.value(obs[i, t + 1])
-        policy_loss = iql.learn_policy(obs[i, t], act[i, t], q - value)
+            value, next_value = iql.value(s), iql.value(next_s)
+        policy_loss = iql.learn_policy(s, a, q - value)
         y = rewards[i, t] + args.gamma * next_value  # segments are cut out of episodes: no terminal state
-        critics_loss = iql.learn_critics((iql.critics(obs[i, t], act[i, t]) - y).square().mean(1).sum())
+        critics_loss = iql.learn_critics((iql.critics(s, a) - y).square().mean(1).sum())
         schedule.step()
         if step % args.eval_every == 0 or step == args.total_steps:
             losses = dict(value=value_loss, policy=policy_loss, critics=critics_loss)
