@@ -159,7 +159,8 @@ def render_videos(videos: dict[Path, dict], task: str, env_id: str = "", workers
         sys.exit(f"error: ffmpeg could not write a video ({e.stderr.decode().strip()}); is the disk full?")
     except Exception as e:
         reason = " ".join(f"{type(e).__name__}: {e}".split())[:200]
-        sys.exit(f"error: {env_id or task}: its simulator here cannot replay or show this ({reason})")
+        fix = "install what it asks for" if env_id else "label.py takes your own videos with --videos FOLDER"
+        sys.exit(f"error: {env_id or task}: its simulator here cannot replay or show this ({reason}); {fix}")
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         for worker in multiprocessing.active_children():  # idle, or no longer needed

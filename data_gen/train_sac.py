@@ -273,7 +273,7 @@ def main(args: Args) -> None:
     folder, metaworld = Path(args.out) / args.task, args.task in METAWORLD_TASKS
     complete(args, folder)
     (folder / "actors").mkdir(parents=True, exist_ok=True)
-    lock = open(folder / "lock", "w")  # held until this process ends
+    lock = open(folder / "lock", "w")  # held until the training ends, however it ends
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
