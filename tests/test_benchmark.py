@@ -19,6 +19,7 @@ from scipy import stats
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmark"))
+import figures
 import paper
 import significance
 import spearman
@@ -175,6 +176,28 @@ def test_spearman_is_per_segment_then_averaged():
     expected = np.mean([stats.spearmanr(a, b).statistic for a, b in zip(ours, expert, strict=True)])
     assert spearman.mean_rank_correlation(ours, expert) == pytest.approx(expected)
     assert spearman.mean_rank_correlation(ours, np.exp(3 * ours)) == pytest.approx(1)
+
+
+def test_n_eff_of_a_temperature_is_the_definition():
+    advantages, lam = np.random.default_rng(0).normal(size=200), 0.7
+    weights = np.exp(advantages / lam) / np.exp(advantages / lam).sum()
+    for factor in (0.5, 1.0, 3.0):
+        w = np.exp(advantages / (factor * lam))
+        expected = 1 / np.square(w / w.sum()).sum()
+        assert figures.n_eff_of_temperature(weights, np.array([factor]))[0] == pytest.approx(expected)
+
+
+def test_figures_are_drawn_from_results(tmp_path):
+    for seed, method in ((s, m) for s in (1, 2) for m in ("bc", "paws_mlp")):
+        for task in paper.METAWORLD:
+            write_result(tmp_path / "quick", method, task, 500, seed, 40 + 5 * seed)
+    for task in sweep.N_EFF_TASKS:
+        write_result(tmp_path / "quick", "paws_mlp", task, 500, 1, 70, [("n-eff", "0.3")])
+    figures.main(figures.Args(results=str(tmp_path), out=str(tmp_path / "out")))
+    names = ("quick_effective_samples", "quick_curves_metaworld_500", "quick_performance_profile_500")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        f"{n}.{end}" for n in names for end in ("png", "pdf")
+    }
 
 
 # ---- what a sweep consists of ----

@@ -1,0 +1,254 @@
+"""Figures from collected results, as PNG and PDF: docs/figures/<name>.{png,pdf}.
+
+python benchmark/figures.py                      # learning curves, ablations, performance profiles
+python benchmark/figures.py --weights RUN_DIR    # weights of a PAWS run, and n_eff of every temperature
+python benchmark/figures.py --readme RUN_DIR     # docs/learned.png: four frames of its video.mp4 beside its curve
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import tyro
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import paper
+import sweep
+import tables
+
+# Okabe and Ito's colours, which the colour-blind tell apart; dashes tell methods apart in print.
+STYLES = {
+    "paws_mlp": ("#D55E00", "-"), "paws_transformer": ("#E69F00", "-"), "paws_mlp_chi2": ("#CC79A7", "-"),
+    "bc": ("#000000", "--"), "p_iql": ("#0072B2", "--"), "preference_transformer": ("#009E73", "--"),
+    "cpl": ("#56B4E9", "-."), "cpl_kl": ("#0072B2", ":"), "ipl": ("#009E73", ":"), "dppo": ("#999999", ":"),
+    "bc_best": ("#999999", (0, (1, 3))),
+}  # fmt: skip
+plt.rcParams.update(
+    {"font.size": 8, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.3,
+     "legend.frameon": False, "savefig.bbox": "tight", "savefig.dpi": 160, "pdf.fonttype": 42}
+)  # fmt: skip
+
+
+@dataclass
+class Args:
+    preset: str = "quick"  # whose results
+    results: str = "benchmark/results"  # folder with a folder of collected results for each preset
+    out: str = "docs/figures"  # where the figures go
+    weights: str = ""  # run directory of a PAWS run: draw its weights instead
+    readme: str = ""  # run directory with a video.mp4 (benchmark/evaluate.py RUN_DIR --video): README's picture instead
+
+
+def save(figure, out: Path, name: str) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    for ending in ("png", "pdf"):
+        figure.savefig(out / f"{name}.{ending}", metadata={"CreationDate": None} if ending == "pdf" else None)
+    plt.close(figure)
+    print(f"wrote {out / name}.png and .pdf")
+
+
+def band(axes, x, curves: np.ndarray, method: str, label: str = "") -> None:
+    """Mean over seeds and +- 2 standard errors. (seeds, len(x))"""
+    color, dashes = STYLES[method]
+    mean = curves.mean(0)
+    axes.plot(x, mean, color=color, linestyle=dashes, linewidth=1.8 if "paws" in method else 1.1, label=label)
+    if len(curves) > 1:
+        spread = 2 * curves.std(0, ddof=1) / np.sqrt(len(curves))
+        axes.fill_between(x, mean - spread, mean + spread, color=color, alpha=0.15, linewidth=0)
+
+
+def learning_curves(figures: dict, tasks: tuple[str, ...], n: int):
+    """A panel for each task; x is the share of the run, as methods differ in their number of updates."""
+    present = [task for task in tasks if any((m, task, n, "") in figures for m in STYLES)]
+    if not present:
+        return None
+    columns = min(5, len(present))
+    rows = -(-len(present) // columns)
+    figure, grid = plt.subplots(rows, columns, figsize=(2.1 * columns, 1.9 * rows), sharex=True, squeeze=False)
+    for axes, task in zip(grid.flat, present, strict=False):
+        for method in STYLES:
+            if (method, task, n, "") in figures:
+                raw = np.array([tables.curve_of(run) for run in figures[method, task, n, ""].runs], float)
+                curves = tables.smooth(raw)
+                x = 100 * (1 + np.arange(raw.shape[1])[-curves.shape[1] :]) / raw.shape[1]
+                band(axes, x, curves, method, tables.NAMES[method].strip("*"))
+        axes.set_title(task.replace("-", " ").title(), fontsize=8)
+    for axes in grid.flat[len(present) :]:
+        axes.set_axis_off()
+    for axes in grid[-1]:
+        axes.set_xlabel("updates (%)")
+    for axes in grid[:, 0]:
+        axes.set_ylabel("success (%)" if tasks == paper.METAWORLD else "return")
+    handles = {line.get_label(): line for axes in grid.flat for line in axes.get_lines()}
+    figure.legend(handles.values(), handles.keys(), loc="upper center", bbox_to_anchor=(0.5, 0.0), ncol=6)
+    figure.tight_layout()
+    return figure
+
+
+def effective_samples(figures: dict):
+    """Success against n_eff, mean over the study's tasks, both budgets, both shapes of weights; BC as a line."""
+    figure, panels = plt.subplots(1, 2, figsize=(6.2, 2.4), sharey=True)
+    drawn = False
+    for axes, n in zip(panels, (50, 500), strict=True):
+        for label, prefix, tasks, method, shares in (
+            ("exponential (KL)", "paws_mlp_n-eff-", sweep.N_EFF_TASKS, "paws_mlp", sweep.SHARES),
+            ("linear (χ²)", "paws_mlp_trust-region-chi2_n-eff-", sweep.N_EFF_TASKS, "paws_mlp_chi2", sweep.SHARES),
+        ):  # fmt: skip
+            points = []
+            for share in shares:
+                name = "paws_mlp" if share == 0.1 and method == "paws_mlp" else f"{prefix}{share}"
+                mean = tables.mean_over_tasks([figures.get((name, task, n, "")) for task in tasks])
+                points += [(100 * share, mean.mean, np.nan_to_num(mean.two_se))] if mean else []
+            if len(points) > 1:
+                x, y, spread = np.array(points).T
+                color, dashes = STYLES[method]
+                axes.errorbar(x, y, spread, color=color, linestyle=dashes, marker="o", markersize=3, label=label)
+                drawn = True
+        bc = tables.mean_over_tasks([figures.get(("bc", task, n, "")) for task in sweep.N_EFF_TASKS])
+        if bc:
+            axes.axhline(bc.mean, color=STYLES["bc"][0], linestyle=STYLES["bc"][1], linewidth=1, label="BC")
+        axes.set(title=f"{n} preferences", xlabel="n_eff (% of the segments)")
+    panels[0].set_ylabel("success (%)")
+    panels[1].legend()
+    figure.tight_layout()
+    return figure if drawn else None
+
+
+def segment_length(figures: dict):
+    """Success against segment length, and against the length of the pieces in the update."""
+    figure, panels = plt.subplots(1, 2, figsize=(6.2, 2.4), sharey=True)
+    series = [
+        (panels[0], "segment update", "paws_mlp", {k: ("paws_mlp", 640_000 // k, f"length{k}") for k in sweep.LENGTHS}),
+        (panels[0], "state update", "bc", {k: ("paws_mlp_state", 640_000 // k, f"length{k}") for k in sweep.LENGTHS}),
+        (panels[1], "ours", "paws_transformer",
+         {k: (f"paws_transformer_update-segment-length-{k}" if k < 64 else "paws_transformer", 500, "")
+          for k in paper.UPDATE_SEGMENT_LENGTH}),
+    ]  # fmt: skip
+    drawn = False
+    for axes, label, method, keys in series:
+        means = {k: tables.mean_over_tasks([figures.get((m, task, n, d)) for task in paper.METAWORLD])
+                 for k, (m, n, d) in keys.items()}  # fmt: skip
+        points = np.array([(k, mean.mean, np.nan_to_num(mean.two_se)) for k, mean in means.items() if mean])
+        if len(points) > 1:
+            color, dashes = STYLES[method]
+            axes.errorbar(*points.T, color=color, linestyle=dashes, marker="o", markersize=3, label=label)
+            drawn = True
+    lengths, published = zip(*paper.UPDATE_SEGMENT_LENGTH.items(), strict=True)
+    panels[1].plot(lengths, published, color="#999999", linestyle=":", marker="s", markersize=3, label="paper")
+    for axes, title in zip(panels, ("steps of a segment", "steps of a piece in the update"), strict=True):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks([1, 2, 4, 8, 16, 32, 64], [1, 2, 4, 8, 16, 32, 64])
+        axes.set_xlabel(title)
+        axes.legend()
+    panels[0].set_ylabel("success (%), mean of Meta-World")
+    figure.tight_layout()
+    return figure if drawn else None
+
+
+def performance_profile(figures: dict, n: int):
+    """Share of runs (tasks x seeds) above each success rate."""
+    figure, axes = plt.subplots(figsize=(4.2, 2.6))
+    levels = np.linspace(0, 100, 201)
+    for method, (color, dashes) in STYLES.items():
+        found = [figures.get((method, task, n, "")) for task in paper.METAWORLD]
+        if None not in found:
+            scores = np.concatenate([figure.scores for figure in found])
+            share = (scores[:, None] > levels).mean(0)
+            width = 1.8 if "paws" in method else 1.1
+            axes.step(
+                levels,
+                100 * share,
+                color=color,
+                linestyle=dashes,
+                linewidth=width,
+                label=tables.NAMES[method].strip("*"),
+            )
+    axes.set(xlabel="success rate τ (%)", ylabel="runs above τ (%)", title=f"Meta-World, {n} preferences")
+    if not axes.get_lines():
+        plt.close(figure)
+        return None
+    axes.legend(fontsize=6, ncol=2)
+    return figure
+
+
+def n_eff_of_temperature(weights: np.ndarray, factors: np.ndarray) -> np.ndarray:
+    """n_eff had lambda been `factors` times as large: exponential weights become w^(1 / factor). (N,), (F,) -> (F,)"""
+    logs = np.log(np.maximum(weights, np.finfo(float).tiny))[None] / factors[:, None]
+    powers = np.exp(logs - logs.max(1, keepdims=True))
+    return powers.sum(1) ** 2 / (powers**2).sum(1)
+
+
+def weights_of_a_run(folder: Path):
+    """Sorted weights, how fast they add up, and n_eff(lambda)."""
+    import torch
+
+    weights = torch.load(folder / "model.pt", map_location="cpu", weights_only=True)["weights"].numpy()
+    result = sweep.read_json(folder / "result.json")
+    figure, panels = plt.subplots(1, 3 if result["lambda"] else 2, figsize=(7.4, 2.2))
+    ranks, color = np.arange(1, len(weights) + 1), STYLES["paws_mlp"][0]
+    panels[0].plot(ranks, np.sort(weights)[::-1] * len(weights), color=color)
+    panels[0].axhline(1, color="#999999", linestyle=":")
+    panels[0].set(xlabel="rank of the segment", ylabel="weight / uniform", xscale="log")
+    panels[1].plot(100 * ranks / len(weights), 100 * np.cumsum(np.sort(weights)[::-1]), color=color)
+    panels[1].axvline(100 * result["n_eff"] / len(weights), color="#999999", linestyle=":")
+    panels[1].set(xlabel="best segments (%); dotted: n_eff", ylabel="share of the weight (%)")
+    if result["lambda"]:
+        factors = np.logspace(-2, 2, 200)
+        share = 100 * n_eff_of_temperature(weights, factors) / len(weights)
+        panels[2].plot(factors * result["lambda"], share, color=color)
+        panels[2].plot(result["lambda"], 100 * result["n_eff"] / len(weights), "o", color="#000000")
+        panels[2].set(xlabel="λ", ylabel="n_eff (%)", xscale="log")
+    figure.tight_layout()
+    return figure
+
+
+def readme_picture(folder: Path):
+    """Four frames of the run's video beside its learning curve."""
+    import imageio.v3 as imageio
+
+    video, result = folder / "video.mp4", sweep.read_json(folder / "result.json")
+    if not video.exists() or not result.get("curve"):
+        sys.exit(f"error: {folder}: needs result.json with evaluations, and video.mp4 of evaluate.py {folder} --video")
+    frames = imageio.imread(video)  # (F, height, width, 3)
+    figure, panels = plt.subplots(1, 5, figsize=(10, 2), gridspec_kw={"width_ratios": [1, 1, 1, 1, 1.3]})
+    for axes, i in zip(panels, np.linspace(0, len(frames) - 1, 4).astype(int), strict=False):
+        axes.imshow(frames[i])
+        axes.set_axis_off()
+    steps, values = [row[0] for row in result["curve"]], tables.curve_of(result)
+    panels[4].plot(steps, values, color="#999999", linewidth=0.8)
+    smoothed = tables.smooth(np.array([values], float))[0]
+    panels[4].plot(steps[-len(smoothed) :], smoothed, color=STYLES["paws_mlp"][0], linewidth=2)
+    panels[4].set(xlabel="policy updates", ylabel="success (%)" if result["task"] in paper.METAWORLD else "return")
+    figure.tight_layout()
+    return figure
+
+
+def main(args: Args) -> None:
+    out = Path(args.out)
+    if args.readme:
+        figure = readme_picture(Path(args.readme))
+        figure.savefig(out.parent / "learned.png")
+        print(f"wrote {out.parent / 'learned.png'}")
+        return
+    if args.weights:
+        save(weights_of_a_run(Path(args.weights)), out, "weights")
+        return
+    figures = tables.figures_of(tables.load_results(Path(args.results, args.preset)))
+    drawn = {"effective_samples": effective_samples(figures), "segment_length": segment_length(figures)}
+    for n in (500, 50):
+        drawn[f"curves_metaworld_{n}"] = learning_curves(figures, paper.METAWORLD, n)
+        drawn[f"curves_locomotion_{n}"] = learning_curves(figures, paper.LOCOMOTION, n)
+        drawn[f"performance_profile_{n}"] = performance_profile(figures, n)
+    for name, figure in drawn.items():
+        if figure:
+            save(figure, out, f"{args.preset}_{name}")
+        else:
+            print(f"{name}: no results")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))
