@@ -89,31 +89,31 @@ def learning_curves(figures: dict, tasks: tuple[str, ...], n: int):
     return figure
 
 
-def effective_samples(figures: dict):
-    """Success against n_eff, mean over the study's tasks, both budgets, both shapes of weights; BC as a line."""
+def effective_samples(figures: dict, tasks: tuple[str, ...]):
+    """Success against n_eff, mean over tasks, both budgets, both shapes of weights; BC as a line."""
     figure, panels = plt.subplots(1, 2, figsize=(6.2, 2.4), sharey=True)
+    shapes = {
+        "paws_mlp": ("exponential (KL)", "paws_mlp_n-eff-"),
+        "paws_mlp_chi2": ("linear (χ²)", "paws_mlp_trust-region-chi2_n-eff-"),
+    }
     drawn = False
     for axes, n in zip(panels, (50, 500), strict=True):
-        for label, prefix, tasks, method, shares in (
-            ("exponential (KL)", "paws_mlp_n-eff-", sweep.N_EFF_TASKS, "paws_mlp", sweep.SHARES),
-            ("linear (χ²)", "paws_mlp_trust-region-chi2_n-eff-", sweep.N_EFF_TASKS, "paws_mlp_chi2", sweep.SHARES),
-        ):  # fmt: skip
+        for method, (label, prefix) in shapes.items():
             points = []
-            for share in shares:
-                name = "paws_mlp" if share == 0.1 and method == "paws_mlp" else f"{prefix}{share}"
+            for share in sweep.SHARES:
+                name = method if (method, share) == ("paws_mlp", 0.1) else f"{prefix}{share}"
                 mean = tables.mean_over_tasks([figures.get((name, task, n, "")) for task in tasks])
                 points += [(100 * share, mean.mean, np.nan_to_num(mean.two_se))] if mean else []
             if len(points) > 1:
-                x, y, spread = np.array(points).T
                 color, dashes = STYLES[method]
-                axes.errorbar(x, y, spread, color=color, linestyle=dashes, marker="o", markersize=3, label=label)
+                axes.errorbar(*np.array(points).T, color=color, linestyle=dashes, marker="o", markersize=3, label=label)
                 drawn = True
-        bc = tables.mean_over_tasks([figures.get(("bc", task, n, "")) for task in sweep.N_EFF_TASKS])
+        bc = tables.mean_over_tasks([figures.get(("bc", task, n, "")) for task in tasks])
         if bc:
             axes.axhline(bc.mean, color=STYLES["bc"][0], linestyle=STYLES["bc"][1], linewidth=1, label="BC")
         axes.set(title=f"{n} preferences", xlabel="n_eff (% of the segments)")
-    panels[0].set_ylabel("success (%)")
-    panels[1].legend()
+        axes.legend(*axes.get_legend_handles_labels())
+    panels[0].set_ylabel(f"success (%), mean of {len(tasks)} tasks")
     figure.tight_layout()
     return figure if drawn else None
 
@@ -143,7 +143,7 @@ def segment_length(figures: dict):
         axes.set_xscale("log", base=2)
         axes.set_xticks([1, 2, 4, 8, 16, 32, 64], [1, 2, 4, 8, 16, 32, 64])
         axes.set_xlabel(title)
-        axes.legend()
+        axes.legend(*axes.get_legend_handles_labels())
     panels[0].set_ylabel("success (%), mean of Meta-World")
     figure.tight_layout()
     return figure if drawn else None
@@ -238,7 +238,11 @@ def main(args: Args) -> None:
         save(weights_of_a_run(Path(args.weights)), out, "weights")
         return
     figures = tables.figures_of(tables.load_results(Path(args.results, args.preset)))
-    drawn = {"effective_samples": effective_samples(figures), "segment_length": segment_length(figures)}
+    drawn = {
+        "effective_samples": effective_samples(figures, sweep.N_EFF_TASKS),
+        "shape_of_weights": effective_samples(figures, sweep.WEIGHTS_TASKS),
+        "segment_length": segment_length(figures),
+    }
     for n in (500, 50):
         drawn[f"curves_metaworld_{n}"] = learning_curves(figures, paper.METAWORLD, n)
         drawn[f"curves_locomotion_{n}"] = learning_curves(figures, paper.LOCOMOTION, n)

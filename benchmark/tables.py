@@ -340,6 +340,15 @@ def preset_sections(preset: str, results: list[dict], folder: Path, mixed: bool)
             mixed,
         )
     )  # fmt: skip
+    names = ("bc", "paws_mlp", "paws_mlp_chi2")
+    sections.append(
+        setting_table(
+            f"Number of preferences: success (%), mean of {', '.join(sweep.WEIGHTS_TASKS)}",
+            f"{run} --methods {' '.join(names)} --tasks {' '.join(sweep.WEIGHTS_TASKS)} --n-prefs 20 50 100 200 500",
+            figures, sweep.WEIGHTS_TASKS, ["Preferences", *(NAMES[m] for m in names)],
+            {str(n): [(m, n, "", None) for m in names] for n in (20, 50, 100, 200, 500)}, mixed,
+        )
+    )  # fmt: skip
     sections.append(spearman_table(folder / "spearman.csv"))
     columns = [(m, n) for n in both for m in ("dppo", "dppo_defaults")]
     for name, tasks, command in (("success (%)", paper.METAWORLD, run), ("return", paper.LOCOMOTION, locomotion)):

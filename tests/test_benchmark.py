@@ -191,10 +191,15 @@ def test_figures_are_drawn_from_results(tmp_path):
     for seed, method in ((s, m) for s in (1, 2) for m in ("bc", "paws_mlp")):
         for task in paper.METAWORLD:
             write_result(tmp_path / "quick", method, task, 500, seed, 40 + 5 * seed)
-    for task in sweep.N_EFF_TASKS:
+    for task in sweep.WEIGHTS_TASKS:
         write_result(tmp_path / "quick", "paws_mlp", task, 500, 1, 70, [("n-eff", "0.3")])
     figures.main(figures.Args(results=str(tmp_path), out=str(tmp_path / "out")))
-    names = ("quick_effective_samples", "quick_curves_metaworld_500", "quick_performance_profile_500")
+    names = (
+        "quick_effective_samples",
+        "quick_shape_of_weights",
+        "quick_curves_metaworld_500",
+        "quick_performance_profile_500",
+    )
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         f"{n}.{end}" for n in names for end in ("png", "pdf")
     }
@@ -413,7 +418,7 @@ def test_ray_cluster_loses_a_worker_and_no_result(tmp_path):
     pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
-    seeds, long = ("1", "2", "3"), "--total-steps 1000 --no-eval --no-cuda"
+    seeds, long = ("1", "2", "3"), "--total-steps 300 --no-eval --no-cuda"
 
     def run_of(seed: str) -> list[Path]:
         """/proc folders of the script that a worker runs."""
