@@ -67,22 +67,20 @@ METHODS = {  # name in tables: script, flags that make the method
 COMPARED = (*paper.METHODS, "paws_mlp_chi2", "dppo_defaults", "bc_best", "paws_oracle")
 PRESETS = {  # flags of each script; its own defaults are the paper's
     "paper": {},
-    "quick": {  # 20 evaluations; sized for one thread
-        "paws_mlp": "--eval-every 500 --advantage-width 128 --advantage-layers 2 --advantage-learning-rate 1e-3 "
-        "--advantage-steps 1000",
-        "paws_transformer": "--eval-every 500 --advantage-width 128 --advantage-layers 2 --advantage-heads 4 "
-        "--advantage-steps 1000",
-        "bc": "--eval-every 500 --total-steps 10000 --batch-size 256",
-        "cpl": "--eval-every 500 --total-steps 10000 --batch-size 8",
-        "cpl_kl": "--eval-every 500 --total-steps 10000 --batch-size 8",
-        "p_iql": "--eval-every 500 --total-steps 10000 --batch-size 16 --transitions 256",
-        "preference_transformer": "--eval-every 500 --total-steps 10000 --batch-size 256 --reward-batch-size 16 "
-        "--reward-steps 400",
-        "ipl": "--eval-every 250 --total-steps 5000 --batch-size 8 --transitions 256",
-        "dppo": "--eval-every 300 --total-steps 6000 --batch-size 32 --predictor-steps 240 --predictor-batch-size 16 "
-        "--window-stride 8 --conservativeness 0.5 --smoothness 1 --smoothness-shift 20 --dropout 0.25",
+    "quick": {  # 6,000 updates and 20 evaluations; sized for one thread
+        "paws_mlp": "--advantage-width 128 --advantage-layers 2 --advantage-learning-rate 1e-3 --advantage-steps 1000",
+        "paws_transformer": "--advantage-width 128 --advantage-layers 2 --advantage-heads 4 --advantage-steps 1000",
+        "bc": "--batch-size 256",
+        "cpl": "--batch-size 8",
+        "cpl_kl": "--batch-size 8",
+        "p_iql": "--batch-size 16 --transitions 256",
+        "preference_transformer": "--batch-size 256 --reward-batch-size 16 --reward-steps 400",
+        "ipl": "--batch-size 8 --transitions 256",
+        "dppo": "--batch-size 32 --predictor-steps 240 --predictor-batch-size 16 --window-stride 8 "
+        "--conservativeness 0.5 --smoothness 1 --smoothness-shift 20 --dropout 0.25",
     },
 }
+QUICK = "--total-steps 6000 --eval-every 300"  # of every method in preset quick
 NOISY_WITH_50 = ("paws_mlp", "paws_transformer", "bc", "preference_transformer", "p_iql")  # their further seeds first
 SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5)  # n_eff; 0.1 is the paper's, so paws_mlp itself
 N_EFF_TASKS = ("peg-insert-side", "sweep-into", "drawer-open")
@@ -240,7 +238,8 @@ class Setup:
 def flags_of(cell: Cell, setup: Setup) -> list[str]:
     script, method_flags = METHODS[cell.method]
     flags = ["--task", cell.task, "--n-pref", str(cell.n_pref), "--seed", str(cell.seed), "--exp-name", cell.exp_name]
-    flags += shlex.split(PRESETS[setup.preset].get(Path(script).stem, "")) + shlex.split(method_flags)
+    preset = f"{QUICK if setup.preset == 'quick' else ''} {PRESETS[setup.preset].get(Path(script).stem, '')}"
+    flags += shlex.split(preset) + shlex.split(method_flags)
     if setup.preset == "quick" and cell.task in paper.METAWORLD:
         flags.append("--no-eval-return")
     for key, value in cell.options:
