@@ -8,8 +8,9 @@
 """DPPO: Direct Preference-based Policy Optimization without Reward Modeling (An et al., NeurIPS 2023). MIT licence.
 
     python baselines/dppo.py --task door-open --n-pref 50
-    python baselines/dppo.py --task door-open --n-pref 50 --total-steps 6000 --eval-every 300 --batch-size 32 \
-        --predictor-steps 240 --predictor-batch-size 16 --window-stride 8        (minutes on a CPU)
+
+These are the published sizes; on a CPU add --total-steps 6000 --eval-every 300 --batch-size 32 --predictor-steps 240
+--predictor-batch-size 16 --window-stride 8.
 
 1. Preference predictor f: a Transformer over a window of a segment, fitted to the pairs of whole segments.
        L = -mean log sigmoid(f(tau+) - f(tau-)) + nu mean (f(tau) - f(tau'))^2
@@ -19,7 +20,7 @@
        L = mean over f(tau_i) > f(tau_j) of softplus((d(tau_i) - lambda d(tau_j)) / T)
    A window ends at any step and reaches back to the start of its segment: a prefix of n steps.
 
-The method is lines 27 to 277. Below it is what every script of this repository has in common: data, policy,
+The method is lines 28 to 276. Below it is what every script of this repository has in common: data, policy,
 simulators, evaluation, run directory. Defaults are those of the authors' code, with the policy and the number of
 updates of the other baselines: docs/dppo.md, docs/fidelity.md.
 """
@@ -115,7 +116,7 @@ class Predictor(nn.Module):
                 nn.init.zeros_(p)
 
     def forward(self, obs: torch.Tensor, act: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
-        """f of the first n steps; nobody attends to the padding, but the mean is over it too, as the authors'.
+        """f of the first n steps; nobody attends to the padding, but it counts in the mean, as in the authors' code.
 
         (B, T, o), (B, T, a), (B,) -> (B,)
         """
@@ -204,7 +205,7 @@ def minibatch(n: int, size: int, seed: int, step: int) -> torch.Tensor:
 def check_flags(args: Args, length: int) -> None:
     problems = {
         f"--min-seq-len {args.min_seq_len}: segments have {length} steps": args.min_seq_len > length,
-        f"--batch-size {args.batch_size}: at least 2 windows can be ranked": args.batch_size < 2,
+        f"--batch-size {args.batch_size}: ranking needs at least 2 windows": args.batch_size < 2,
         f"--dropout {args.dropout}: must be less than 1": args.dropout >= 1,
         f"--predictor-width {args.predictor_width}: must be a multiple of --predictor-heads, and even": (
             args.predictor_width % args.predictor_heads or args.predictor_width % 2
@@ -229,9 +230,7 @@ def main(args: Args) -> dict:
             module.p = args.dropout
     predictor_optimizer = torch.optim.AdamW(predictor.parameters(), weight_decay=1e-4, fused=True)
     optimizer = torch.optim.Adam(policy.parameters(), lr=args.learning_rate, fused=True)
-    run = Run(
-        args, predictor=predictor, predictor_optimizer=predictor_optimizer, policy=policy, optimizer=optimizer
-    )  # fmt: skip
+    run = Run(args, predictor=predictor, predictor_optimizer=predictor_optimizer, policy=policy, optimizer=optimizer)
 
     # 1. Preference predictor
     for step in run.steps("predictor", args.predictor_steps):
