@@ -7,6 +7,7 @@ Writes RUN_DIR/sample_weights.parquet with one row for each frame of the data se
 docs/own_data.md
 """
 
+import hashlib
 import json
 import os
 import sys
@@ -27,8 +28,7 @@ class Args:
     out: str = ""  # parquet file to write [RUN_DIR/sample_weights.parquet]
 
 
-def load_weights(run: str) -> tuple[np.ndarray, np.ndarray, str]:
-    """Weights of the pieces (n, pieces per segment), the segments' rows in the file (n,), the file's path."""
+def load_model(run: str) -> dict:
     path = Path(run, "model.pt")
     try:
         model = torch.load(path, map_location="cpu", weights_only=True)
@@ -36,19 +36,21 @@ def load_weights(run: str) -> tuple[np.ndarray, np.ndarray, str]:
         sys.exit(f"error: {path}: not a finished run's model ({type(e).__name__}); give a run directory")
     if "weights" not in model:
         sys.exit(f"error: {path}: holds no segment weights; give a run of paws_mlp.py or paws_transformer.py")
-    segments = model["segments"].numpy()
-    return model["weights"].double().numpy().reshape(len(segments), -1), segments, model["args"]["data"]
+    return model
 
 
-def load_frames(path: str) -> tuple[int, np.ndarray, int]:
+def load_frames(path: str, sha256: str) -> tuple[int, np.ndarray, int]:
     """Frames in the imported data set, the first frame of each segment (K,), frames in a segment."""
     try:
+        with open(path, "rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+                sys.exit(f"error: {path}: is not the file that the run learned from; name that one with --data")
         with np.load(path, allow_pickle=False) as file:
-            length, frames = file["obs"].shape[1], json.loads(str(file["meta"]))["frames"]
-            return frames["total"], np.array(frames["first"]), length
+            frames = json.loads(str(file["meta"]))["frames"]
+            return frames["total"], np.array(frames["first"]), file["obs"].shape[1]
     except OSError as e:
         sys.exit(f"error: {path}: cannot be read ({e}); name the preference file of the run with --data")
-    except (KeyError, ValueError):
+    except KeyError:
         sys.exit(
             f"error: {path}: its meta has no frame numbers; only files of data_gen/import_*.py and their exports do"
         )
@@ -63,10 +65,10 @@ def frame_weights(weights: np.ndarray, segments: np.ndarray, first: np.ndarray, 
 
 
 def main(args: Args) -> None:
-    weights, segments, data = load_weights(args.run)
-    total, first, length = load_frames(args.data or data)
-    if segments.max() >= len(first) or length % weights.shape[1]:
-        sys.exit(f"error: {args.data or data}: is not the file of this run; name the right one with --data")
+    model = load_model(args.run)
+    total, first, length = load_frames(args.data or model["args"]["data"], model["args"]["data_sha256"])
+    segments = model["segments"].numpy()  # (n,) rows of the file
+    weights = model["weights"].numpy().reshape(len(segments), -1)  # (n, pieces of a segment)
     per_frame = frame_weights(weights, segments, first, length, total)
     out = Path(args.out or Path(args.run, "sample_weights.parquet"))
     unfinished = out.with_name(f".{out.name}.{os.getpid()}")

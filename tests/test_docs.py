@@ -17,7 +17,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch.utils.tensorboard  # noqa: F401 (imported once, here: commands run in forks of this process)
+import torch._dynamo  # noqa: F401 (what takes long to import is imported once: commands run in forks of this process)
+import torch.utils.tensorboard  # noqa: F401
 import tyro  # noqa: F401
 from conftest import ROOT, write_preferences
 from test_import import make_minari, write_robot
@@ -85,13 +86,14 @@ def write_small_task(source: Path, path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory) -> Path:
-    """The repository with little data, and what the pages call my.npz, clips and DATASET_DIR."""
+    """The repository with little data, and what the pages call my.npz, mine.npz, clips and DATASET_DIR."""
     folder = tmp_path_factory.mktemp("docs") / "checkout"
     leave_out = shutil.ignore_patterns(".*", "__pycache__", "*.npz", "*.pt", "runs", "labels", "experts")
     shutil.copytree(ROOT, folder, ignore=leave_out)
     for path in ROOT.glob("data/*.npz"):
         write_small_task(path, folder / "data" / path.name)
-    write_preferences(folder / "my.npz", segments=16)
+    for name in ("my.npz", "mine.npz"):
+        write_preferences(folder / name, segments=16)
     write_robot(folder / "DATASET_DIR")
     (folder / "clips").mkdir()
     video = next((folder / "DATASET_DIR/videos").rglob("*.mp4"))
@@ -127,6 +129,8 @@ def in_fork(function, log: Path) -> multiprocessing.Process:
 
 
 def run_python(words: list[str]) -> None:
+    if "--render" in words:  # draws in its own process, and OpenGL may not work in a fork
+        os.execv(sys.executable, [sys.executable, *words])
     sys.argv = words
     sys.path[0] = str(Path(words[0]).parent.resolve())
     runpy.run_path(words[0], run_name="__main__")
@@ -157,7 +161,7 @@ def run(command: str, log: Path) -> None:
         words.pop(0)
     assert words[0] == "python", f"{command}: give it a line in NOT_RUN, or write it with python"
     words = [found for word in words[1:] for found in (sorted(glob.glob(word)) if "*" in word else [word])]
-    words += SMALLER.get(words[0], "").split()
+    words += SMALLER.get(words[0], "").split() if "--resume" not in words else []
     if words[0] == "data_gen/label.py" and not {"--report", "--export"} & set(words):
         process = in_fork(lambda: run_python(words), log)
         try:
@@ -188,7 +192,11 @@ def test_commands_and_python_blocks_run(page, checkout, tmp_path, monkeypatch):
 
     def filled(text: str) -> str:
         newest = max(Path("runs").glob("*"), key=os.path.getmtime, default=Path("runs/none"))
-        for placeholder, value in (("RUN_DIR", str(newest)), ("mujoco/pusher/expert-v0", dataset)):
+        for placeholder, value in (
+            ("RUN_DIR", str(newest)),
+            ("runs/<run>", str(newest)),
+            ("mujoco/pusher/expert-v0", dataset),
+        ):
             text = text.replace(placeholder, value)
         return text
 

@@ -1,5 +1,6 @@
 """Robot data in, labels in a real browser, training, weights out: a LeRobotDataset v3 and a Minari data set."""
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -292,7 +293,8 @@ def test_a_bad_minari_data_set_gets_one_line(tmp_path, monkeypatch, flags, seeds
 
 def write_run(folder: Path, data: Path, weights: list[float], chosen: list[int]) -> str:
     folder.mkdir()
-    model = dict(format_version=1, args=dict(data=str(data)), policy={})
+    digest = hashlib.sha256(data.read_bytes()).hexdigest()
+    model = dict(format_version=1, args=dict(data=str(data), data_sha256=digest), policy={})
     model |= dict(weights=torch.tensor(weights, dtype=torch.float64), segments=torch.tensor(chosen))
     torch.save(model, folder / "model.pt")
     return str(folder)
@@ -318,16 +320,17 @@ def test_the_weight_of_a_frame_is_its_piece_of_a_segments(robot, tmp_path, piece
 
 def test_bad_runs_get_one_line(robot, tmp_path):
     data = import_robot(robot)
-    run = write_run(tmp_path / "run", data, [0.5, 0.5], [0, 99])
+    run = write_run(tmp_path / "run", data, [0.5, 0.5], [0, 1])
     bare = tmp_path / "bare.npz"
     np.savez(bare, obs=np.zeros((2, 3, 1)), meta=json.dumps({"task": "towel"}))
+    of_bare = write_run(tmp_path / "of bare", bare, [0.5, 0.5], [0, 1])
     (tmp_path / "bc").mkdir()
     torch.save(dict(args=dict(data=str(data)), policy={}), tmp_path / "bc" / "model.pt")
     for args, message in (
         (dict(run=str(tmp_path)), "not a finished run's model"),
         (dict(run=str(tmp_path / "bc")), "holds no segment weights"),
-        (dict(run=run), "is not the file of this run"),
-        (dict(run=run, data=str(bare)), "its meta has no frame numbers"),
+        (dict(run=run, data=str(bare)), "is not the file that the run learned from"),
+        (dict(run=of_bare), "its meta has no frame numbers"),
         (dict(run=run, data="nowhere.npz"), "cannot be read"),
     ):
         with pytest.raises(SystemExit, match="error: ") as stop:
