@@ -230,6 +230,42 @@ def test_three_updates_of_the_preference_transformer_and_three_of_iql(exact):
     iql.check(model, "reward", "policy", "critics", "value")
 
 
+# ---- resuming ----
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("module", "phase", "last"),
+    [(p_iql, "policy", 2), (p_iql, "policy", 6), (ipl, "policy", 2), (pt, "reward", 3), (pt, "reward", 8)],
+)
+def test_killed_in_any_phase_it_resumes_to_the_same_bits(module, phase, last, file, tmp_path, monkeypatch):
+    """Rewards still learned or frozen, the best checkpoint behind or ahead; others draw random numbers meanwhile."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    flags = dict(data=str(file), total_steps=8, batch_size=5, eval=False, cuda=False, critic_width=8)
+    flags |= {p_iql: dict(reward_steps=4, reward_width=8), ipl: dict(transitions=9), pt: dict(reward_steps=8)}[module]
+    flags |= dict(reward_width=8, reward_heads=2, reward_batch_size=5) if module is pt else {}
+    save = module.Run.save
+
+    def save_and_die(self):
+        save(self)
+        if self.done.get(phase) == last:
+            self.lock.close()
+            raise Killed
+
+    whole = module.main(module.Args(**flags, runs_dir=str(tmp_path / "whole")))
+    monkeypatch.setattr(module.Run, "CHECKPOINT_SECONDS", -1)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(module.Run, "save", save_and_die)
+        module.main(module.Args(**flags, runs_dir=str(tmp_path / "killed")))
+    torch.rand(3)
+    resumed = module.main(module.Args(resume=str(only_run(tmp_path / "killed")), cuda=False))
+    assert {**resumed, "seconds": 0} == {**whole, "seconds": 0}
+    one, two = (torch.load(only_run(tmp_path / x) / "model.pt", weights_only=True) for x in ("whole", "killed"))
+    for part in ("policy", "critics", "value", *(["reward"] if "reward" in one else [])):
+        assert all(torch.equal(two[part][key], weight) for key, weight in one[part].items()), part
+
+
 # ---- parts ----
 def test_the_critics_of_preference_transformer_start_as_iqls(exact):
     before, *_ = exact(pt, reward_steps=1, reward_width=8, reward_heads=2, total_steps=1)
@@ -241,7 +277,7 @@ def test_the_critics_of_preference_transformer_start_as_iqls(exact):
     assert all(torch.equal(before["targets"][key], w) for key, w in before["critics"].items())
 
 
-def reward_model(attention: bool, **flags) -> nn.Module:
+def reward_model(attention: bool) -> nn.Module:
     args = pt.Args(reward_width=8, reward_heads=2, reward_layers=2, preference_attention=attention)
     torch.manual_seed(0)
     model = pt.RewardModel(3, 2, 7, args).eval()
