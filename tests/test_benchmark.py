@@ -295,6 +295,12 @@ def collected(tmp_path) -> list[dict]:
     return [json.loads(path.read_text()) for path in (tmp_path / "benchmark" / "results" / "quick").glob("*.json")]
 
 
+@pytest.fixture
+def no_git(monkeypatch):
+    """Commits that others make meanwhile do not turn into "another commit, start anew"."""
+    monkeypatch.setenv("GIT_DIR", "nowhere")
+
+
 def wait_for(condition, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
@@ -321,6 +327,28 @@ def test_mistakes_end_with_one_line(tmp_path):
         done = run_sweep(tmp_path, *flags)
         assert done.returncode == 1 and done.stderr.startswith(message) and done.stderr.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_uncommitted_code_is_refused(tmp_path, monkeypatch):
+    def git(*arguments):
+        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        done = subprocess.run(["git", *who, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    monkeypatch.setattr(sweep, "ROOT", tmp_path)
+    with pytest.raises(SystemExit, match="no git checkout"):
+        sweep.commit(False)
+    for name in ("script.py", "page.md"):
+        (tmp_path / name).write_text("1")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "first")
+    (tmp_path / "page.md").write_text("2")  # pages do not change results
+    assert git("rev-parse", "HEAD").startswith(sweep.commit(False))
+    (tmp_path / "script.py").write_text("2")
+    with pytest.raises(SystemExit, match=r"uncommitted code \(script.py\): commit it, or run with --dirty"):
+        sweep.commit(False)
+    assert sweep.commit(True).endswith("-dirty")
 
 
 def test_dry_run_tells_the_hours(tmp_path):
@@ -353,7 +381,7 @@ def test_every_signal_ends_the_runs_too(tmp_path):
 
 
 @pytest.mark.slow
-def test_sweep_resumes_collects_and_repeats_only_what_is_damaged(tmp_path):
+def test_sweep_resumes_collects_and_repeats_only_what_is_damaged(tmp_path, no_git):
     # A run that ended after its last update, before its result: leave out what follows.
     folder = job(tmp_path)
     cell = sweep.Cell("bc", "door-open", 10, 1, flags=TINY)
@@ -379,12 +407,17 @@ def test_sweep_resumes_collects_and_repeats_only_what_is_damaged(tmp_path):
     again = run_sweep(tmp_path)
     assert "1 runs, 1 of them complete" in again.stdout and (folder / "log.txt").read_text().count("run directory") == 1
 
-    (run / "result.json").write_text('{"curve": [')  # torn; and a checkpoint that cannot be resumed
-    (run / "checkpoint.pt").write_bytes(b"garbage")
+    (run / "result.json").unlink()
+    (run / "checkpoint.pt").write_bytes(b"garbage")  # resuming fails, so the second attempt starts anew
+    done = run_sweep(tmp_path)
+    assert done.returncode == 0 and "checkpoint.pt: damaged" in (folder / "log.txt").read_text(), done.stdout
+    (second,) = (path.parent for path in folder.glob("*/result.json"))
+    assert second != run and not run.exists()
+
+    (second / "result.json").write_text('{"curve": [')  # torn: as if it were not there
     done = run_sweep(tmp_path)
     assert done.returncode == 0 and "1 runs, 0 of them complete" in done.stdout, done.stdout + done.stderr
-    assert "checkpoint.pt: damaged" in (folder / "log.txt").read_text()
-    assert not run.exists() and len(list(folder.glob("*/result.json"))) == 1 and len(collected(tmp_path)) == 1
+    assert not second.exists() and len(list(folder.glob("*/result.json"))) == 1 and len(collected(tmp_path)) == 1
 
     changed = json.loads((folder / "sweep.json").read_text())
     sweep.write(folder / "sweep.json", json.dumps({**changed, "flags": ["--seed", "7"]}))
