@@ -130,6 +130,7 @@ def sb3_actor(tmp_path_factory):
     return model.actor, Actor(path)
 
 
+@pytest.mark.slow
 def test_training_stops_when_a_good_checkpoint_stays_good_in_more_episodes(tmp_path):
     common = "--demo-episodes 1 --total-steps 2520 --checkpoint-every 10 --eval-episodes 1".split()
     for stop_at, rows in (("0", [("2510", "5")]), ("1.1", [("2510", "1"), ("2520", "1")])):
@@ -367,6 +368,7 @@ def test_labels_are_the_best_policy_s_log_probability(data, policies):
     assert np.any(np.diff(data["policy"]) < 0)  # shuffled
 
 
+@pytest.mark.slow
 def test_same_seed_same_bytes_whatever_the_workers(preference_file, policies, tmp_path):
     options = ("--task", TASK, "--segments", 16, "--policies", policies)
     outs = [tmp_path / "one.npz", tmp_path / "other.npz"]

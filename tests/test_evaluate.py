@@ -61,6 +61,7 @@ def test_intervals_against_closed_forms():
     assert unknown == dict.fromkeys(unknown, None) | {"return": 3.0}
 
 
+@pytest.mark.slow
 def test_many_episodes_and_a_video(tmp_path, capsys):
     import imageio_ffmpeg
 
