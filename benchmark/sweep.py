@@ -418,9 +418,10 @@ def outcomes(cells: list[Cell], setup: Setup, args: Args, patient: bool):
         while waiting:
             (done, *_), _ = ray.wait(list(waiting))
             try:
-                yield waiting.pop(done), ray.get(done)
-            except ray.exceptions.RayError as problem:
-                yield waiting.pop(done), {"problem": str(problem)}
+                result = ray.get(done)
+            except ray.exceptions.RayError as problem:  # its worker died more often than it is retried
+                result = {"problem": str(problem).partition("\n")[0]}
+            yield waiting.pop(done), result
         return
     stop, cpus = threading.Event(), queue.SimpleQueue()
     first = int(args.shard.partition("/")[0]) * args.workers  # shards on one machine take different cores
