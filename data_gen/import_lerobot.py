@@ -98,14 +98,15 @@ def read_frames(root: Path, info: dict, episodes: dict[str, list], keys: tuple[s
     return values
 
 
-def check_features(root: Path, features: dict, observations: tuple[str, ...], camera: str) -> str:
+def check_features(root: Path, info: dict, observations: tuple[str, ...], camera: str) -> str:
     """The camera; a one-line error if a feature that is needed is not there."""
+    features = info["features"]
     for key in ("action", *observations):
         if key not in features:
             numeric = [k for k, f in features.items() if f.get("dtype", "").startswith("float") and k != "timestamp"]
             fix = "a robot's actions are needed" if key == "action" else f"choose --observations from {numeric}"
             sys.exit(f"error: {root}: no feature {key}; {fix}")
-    cameras = [key for key, feature in features.items() if feature.get("dtype") == "video"]
+    cameras = [key for key, f in features.items() if f.get("dtype") == "video" and info.get("video_path")]
     if camera and camera not in cameras:
         sys.exit(f"error: --camera {camera}: the data set has {', '.join(cameras) or 'no videos'}")
     if not cameras:
@@ -160,7 +161,7 @@ def find_videos(root: Path, info: dict, episodes: dict[str, list], camera: str) 
 def main(args: Args) -> None:
     root = Path(args.dataset)
     info = read_info(root)
-    camera = check_features(root, info["features"], args.observations, args.camera)
+    camera = check_features(root, info, args.observations, args.camera)
     episodes = read_episodes(root, camera)
     chosen = choose_segments(args.dataset, episodes["length"], args.segment_length, args.segments, args.seed)
     prefs = pair_segments(args.segments, args.pairs)
@@ -174,7 +175,7 @@ def main(args: Args) -> None:
     std[std == 0] = 1.0
     low, high = frames["action"].min(axis=0), frames["action"].max(axis=0)  # (a,)
 
-    name = args.name or study_name(root.resolve().name)
+    name = study_name(args.name or root.resolve().name)
     folder = Path(args.labels_dir, name)
     (folder / "clips").mkdir(parents=True, exist_ok=True)
     (folder / "pairs.npz").unlink(missing_ok=True)  # an earlier import's: its clips are overwritten now

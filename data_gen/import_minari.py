@@ -130,7 +130,7 @@ def main(args: Args) -> None:
     returns = arrays["reward"].sum(axis=1)  # (K,)
     prefs = np.where((returns[pairs[:, :1]] >= returns[pairs[:, 1:]]), pairs, pairs[:, ::-1])  # preferred first
 
-    name = args.name or study_name(dataset.id)
+    name = study_name(args.name or dataset.id)
     folder = Path(args.labels_dir, name)
     (folder / "pairs.npz").unlink(missing_ok=True)  # an earlier import's: its clips are overwritten now
     if args.render:

@@ -1,6 +1,5 @@
 """Every command and every Python block of the documentation runs, at a reduced size; every link leads somewhere."""
 
-import contextlib
 import glob
 import json
 import multiprocessing
@@ -123,6 +122,7 @@ def in_fork(function, log: Path) -> multiprocessing.Process:
         sys.stdout.flush(), sys.stderr.flush()
         os._exit(status)
 
+    log.unlink(missing_ok=True)
     process = multiprocessing.get_context("fork").Process(target=child)
     process.start()
     return process
@@ -162,19 +162,16 @@ def run(command: str, log: Path) -> None:
     assert words[0] == "python", f"{command}: give it a line in NOT_RUN, or write it with python"
     words = [found for word in words[1:] for found in (sorted(glob.glob(word)) if "*" in word else [word])]
     words += SMALLER.get(words[0], "").split() if "--resume" not in words else []
-    if words[0] == "data_gen/label.py" and not {"--report", "--export"} & set(words):
-        process = in_fork(lambda: run_python(words), log)
-        try:
-            answer_all(log, process)
-        finally:
-            process.terminate()
-            process.join()
-        return
     process = in_fork(lambda: run_python(words), log)
-    process.join(120)
-    with contextlib.suppress(ValueError):
+    try:
+        if words[0] == "data_gen/label.py" and not {"--report", "--export"} & set(words):
+            answer_all(log, process)
+        else:
+            process.join(120)
+            assert process.exitcode == 0, f"{command}\nas {' '.join(words)}\n{log.read_text()[-2000:]}"
+    finally:
         process.kill()
-    assert process.exitcode == 0, f"{command}\nas {' '.join(words)}\n{log.read_text()[-2000:]}"
+        process.join()
 
 
 def run_block(code: str, names: dict) -> None:

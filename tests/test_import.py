@@ -146,6 +146,13 @@ def test_segments_are_the_frames_and_clips_of_the_data_set(robot):
         assert read_grey(robot.parent / f"labels/fold-towel/clips/{i}.mp4") == pytest.approx(grey_of(rows), abs=1)
 
 
+def test_features_are_joined_in_the_given_order(robot):
+    one = validate.load_preference_file(str(import_robot(robot, pairs=1)))
+    two = validate.load_preference_file(str(import_robot(robot, pairs=1, observations=("action", "observation.state"))))
+    assert two["obs"].shape == (8, 8, 6) and np.array_equal(two["obs"][..., 3:], one["obs"])
+    assert len(list(robot.parent.glob("labels/fold-towel/clips/*.mp4"))) == 2  # of the one pair alone
+
+
 def test_every_step_is_covered_about_equally():
     for steps, length in ((250, 64), (64, 64), (65, 64), (130, 64)):
         count = steps // length
