@@ -11,6 +11,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,7 +78,7 @@ def read_episodes(root: Path, camera: str) -> dict[str, list]:
     return pa.concat_tables(read_table(file, columns) for file in files).sort_by("episode_index").to_pydict()
 
 
-def read_frames(root: Path, info: dict, episodes: dict[str, list], keys: tuple[str, ...]) -> dict[str, np.ndarray]:
+def read_frames(root: Path, info: dict, episodes: dict[str, list], keys: Iterable[str]) -> dict[str, np.ndarray]:
     """All frames of the data set by their global index: each key (F, d)."""
     tables = []
     for chunk, file in sorted(set(zip(episodes["data/chunk_index"], episodes["data/file_index"], strict=True))):
@@ -166,7 +167,7 @@ def main(args: Args) -> None:
     chosen = choose_segments(args.dataset, episodes["length"], args.segment_length, args.segments, args.seed)
     prefs = pair_segments(args.segments, args.pairs)
     videos = find_videos(root, info, episodes, camera)
-    frames = read_frames(root, info, episodes, (*args.observations, "action"))
+    frames = read_frames(root, info, episodes, dict.fromkeys((*args.observations, "action")))
 
     first = np.array(episodes["dataset_from_index"])[chosen[:, 0]] + chosen[:, 1]  # (K,) global frame index
     rows = first[:, None] + np.arange(args.segment_length)  # (K, T)
