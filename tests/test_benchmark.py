@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import tyro
 from scipy import stats
 
@@ -23,6 +24,7 @@ import figures
 import paper
 import significance
 import spearman
+import speed
 import sweep
 import tables
 
@@ -203,6 +205,18 @@ def test_figures_are_drawn_from_results(tmp_path):
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         f"{n}.{end}" for n in names for end in ("png", "pdf")
     }
+
+
+def test_every_kind_of_minibatch_is_unbiased():
+    torch.manual_seed(0)
+    values, weights = torch.rand(6, 4), torch.softmax(2 * torch.randn(6, dtype=torch.float64), 0)
+    expected = (weights * values.mean(1)).sum().item()
+    for name, draw in speed.minibatches(weights, 4).items():
+        drawn = []
+        for _ in range(2000):
+            segments, steps, factor = draw()
+            drawn.append((factor * values[segments, steps]).mean().item())
+        assert np.mean(drawn) == pytest.approx(expected, abs=4 * stats.sem(drawn)), name
 
 
 # ---- what a sweep consists of ----
