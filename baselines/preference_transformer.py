@@ -507,9 +507,12 @@ def make_env(task: str, env_id: str = ""):
         if env.spec.max_episode_steps is None:
             print(f"warning: {env_id} has no time limit: episodes end after 1,000 steps")
             env = gym.wrappers.TimeLimit(env, 1_000)
+        low, high = env.action_space.low, env.action_space.high
         if not env.action_space.is_bounded():
             raise ValueError(f"found {env.action_space}")
-        return gym.wrappers.RescaleAction(gym.wrappers.FlattenObservation(env), -1.0, 1.0)
+        unit = gym.spaces.Box(-1.0, 1.0, low.shape, np.float32)  # RescaleAction would round differently from the data's
+        env = gym.wrappers.TransformAction(env, lambda a: low + (a + 1.0) * 0.5 * (high - low), unit)
+        return gym.wrappers.FlattenObservation(env)
     except Exception as e:
         reason = " ".join(f"{type(e).__name__}: {e}".split())[:200]
         sys.exit(f"error: --env-id {spec['id']}: must be installed and have bounded continuous actions ({reason})")

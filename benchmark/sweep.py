@@ -75,8 +75,8 @@ PRESETS = {  # flags of each script; its own defaults are the paper's
         "cpl_kl": "--batch-size 8",
         "p_iql": "--batch-size 16 --transitions 256",
         "preference_transformer": "--batch-size 256 --reward-batch-size 16 --reward-steps 400",
-        "ipl": "--batch-size 8 --transitions 256",
-        "dppo": "--batch-size 32 --predictor-steps 240 --predictor-batch-size 16 --window-stride 8 "
+        "ipl": "--batch-size 4 --transitions 256",
+        "dppo": "--batch-size 16 --predictor-steps 240 --predictor-batch-size 16 --window-stride 8 "
         "--conservativeness 0.5 --smoothness 1 --smoothness-shift 20 --dropout 0.25",
     },
 }
