@@ -214,16 +214,15 @@ def readme_picture(folder: Path):
     if not video.exists() or not result.get("curve"):
         sys.exit(f"error: {folder}: needs result.json with evaluations, and video.mp4 of evaluate.py {folder} --video")
     frames = imageio.imread(video)  # (F, height, width, 3)
-    figure, panels = plt.subplots(1, 5, figsize=(10, 2), gridspec_kw={"width_ratios": [1, 1, 1, 1, 1.3]})
-    for axes, i in zip(panels, np.linspace(0, len(frames) - 1, 4).astype(int), strict=False):
-        axes.imshow(frames[i])
+    figure, panels = plt.subplots(1, 5, figsize=(11, 1.8), width_ratios=[4, 4, 4, 4, 5], layout="constrained")
+    for axes, share in zip(panels, np.linspace(0, 1, 4) ** 2, strict=False):  # most happens early
+        axes.imshow(frames[int(share * (len(frames) - 1))], aspect="auto")
         axes.set_axis_off()
     steps, values = [row[0] for row in result["curve"]], tables.curve_of(result)
     panels[4].plot(steps, values, color="#999999", linewidth=0.8)
     smoothed = tables.smooth(np.array([values], float))[0]
     panels[4].plot(steps[-len(smoothed) :], smoothed, color=STYLES["paws_mlp"][0], linewidth=2)
     panels[4].set(xlabel="policy updates", ylabel="success (%)" if result["task"] in paper.METAWORLD else "return")
-    figure.tight_layout()
     return figure
 
 
