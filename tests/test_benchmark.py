@@ -2,7 +2,6 @@
 
 import csv
 import fcntl
-import importlib.util
 import json
 import os
 import shlex
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import tyro
+from conftest import load_script
 from scipy import stats
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -256,9 +256,7 @@ def test_the_study_of_weights_is_complete():
 
 @pytest.mark.parametrize("script", sorted({script for script, _ in sweep.METHODS.values()}))
 def test_every_command_is_one_that_its_script_takes(script):
-    spec = importlib.util.spec_from_file_location(Path(script).stem, ROOT / script)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_script(Path(script).stem)
     studies = [
         cells_of(study=study, seeds=(1,)) for study in ("", "n-eff", "update-segment-length", "state", "weights")
     ]
