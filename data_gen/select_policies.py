@@ -36,7 +36,7 @@ class Args:
     """seeds the episodes"""
     shortlist: int = 4
     """candidates for each of the four places"""
-    shortlist_episodes: int = 30
+    shortlist_episodes: int = 100
     """episodes to choose among the candidates"""
     episodes: int = 100
     """other, fresh episodes to measure the four chosen policies"""
