@@ -208,12 +208,19 @@ def linear(n_in: int, n_out: int) -> nn.Linear:
     return layer
 
 
+class Dropout(nn.Dropout):
+    """With torch.rand, which on a CPU takes less than half the time of nn.Dropout's Bernoulli numbers."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rand_like(x).ge_(self.p).div_(1 - self.p) if self.training else x
+
+
 class Policy(nn.Module):
     """CPL's actor: deterministic mu(s) in (-1, 1), two hidden layers of 512, dropout 0.25 before each ReLU."""
 
     def __init__(self, obs_dim: int, act_dim: int):
         super().__init__()
-        hidden = [linear(obs_dim, 512), nn.Dropout(0.25), nn.ReLU(), linear(512, 512), nn.Dropout(0.25), nn.ReLU()]
+        hidden = [linear(obs_dim, 512), Dropout(0.25), nn.ReLU(), linear(512, 512), Dropout(0.25), nn.ReLU()]
         self.net = nn.Sequential(*hidden, linear(512, act_dim), nn.Tanh())
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:

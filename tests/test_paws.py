@@ -137,6 +137,13 @@ def test_networks_have_the_papers_sizes():
     assert parameters(model.encoder) == 4 * (attention + feed_forward + norms)
 
 
+def test_dropout_is_unbiased_and_off_in_evaluation():
+    drop, x = paws.Dropout(0.25), torch.ones(200_000)
+    kept = drop(x)
+    assert kept.unique().tolist() == pytest.approx([0.0, 4 / 3]) and kept.mean().item() == pytest.approx(1.0, abs=0.01)
+    assert torch.equal(drop.eval()(x), x) and torch.equal(paws.Dropout(0.0)(x), x)
+
+
 def test_log_prob_is_a_gaussian_of_half_unit_precision():
     """-||a - mu||^2 is log N(a; mu, 1/2) up to its constant."""
     policy = paws.Policy(6, 3).eval()
@@ -171,7 +178,7 @@ def policy_gradients(monkeypatch, module, toy, tmp_path, **changes):
         return original(optimizer, *args, **kwargs)
 
     monkeypatch.setattr(torch.optim.Adam, "step", step)
-    monkeypatch.setattr(torch.nn.Dropout, "forward", lambda self, x: x)
+    monkeypatch.setattr(module.Dropout, "forward", lambda self, x: x)
     _, model = learn(module, toy, tmp_path, learning_rate=1e-30, total_steps=60, batch_size=1000, **changes)
     return torch.stack(seen), model
 

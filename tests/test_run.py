@@ -230,6 +230,20 @@ def test_workers_end_with_their_parent_and_the_run_with_a_worker(toy, tmp_path):
     assert run.stderr.read().strip().splitlines()[-1].startswith("error: an evaluation process died")
 
 
+def test_a_worker_that_dies_between_evaluations_ends_the_run_with_one_line(toy, tmp_path, monkeypatch):
+    evaluate = paws.Run.evaluate
+
+    def kill_first(run, policy, step):
+        evaluate(run, policy, step)
+        for pid in list(run.pool._processes):
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(1)
+
+    monkeypatch.setattr(paws.Run, "evaluate", kill_first)
+    with pytest.raises(SystemExit, match="error: an evaluation process died"):
+        main_in_process(toy, tmp_path)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_interrupted_run_says_how_to_continue(toy, tmp_path):
     run, workers = start_endless(toy, tmp_path)
