@@ -117,9 +117,9 @@ def test_phases_keep_their_shares(module, run, data_file):
 # ---- whole updates against the published ones, in float64 and without dropout ----
 @pytest.fixture
 def exact(monkeypatch):
-    monkeypatch.setattr(torch.nn, "Dropout", lambda _: torch.nn.Identity())
     torch.set_default_dtype(torch.float64)
     for module in (bc, cpl, cpl_kl):
+        monkeypatch.setattr(module, "Dropout", lambda _: torch.nn.Identity())
 
         def load_double(args, device, load_data=module.load_data):
             return [part._replace(obs=part.obs.double(), act=part.act.double()) for part in load_data(args, device)]
