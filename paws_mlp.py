@@ -19,7 +19,7 @@
 3. Policy: weighted maximum likelihood with whole segments' weights, never single steps'.
        max sum_i w_i sum_t log pi(a_t | s_t)                                                   Eq. 8
 
-The method is lines 26 to 280. Below it is what every script of this repository has in common: data, policy,
+The method is lines 26 to 276. Below it is what every script of this repository has in common: data, policy,
 simulators, evaluation, run directory. Choices where the paper is silent: docs/paws_mlp.md.
 """
 
@@ -150,7 +150,7 @@ def linear_weights(advantages: np.ndarray, n_eff: float) -> np.ndarray:
     """
     ordered = np.sort(advantages)[::-1]
     n, best = len(ordered), int((ordered == ordered[0]).sum())
-    if n_eff <= best or best == n:  # the best alone
+    if n_eff <= best:  # the best alone
         return (advantages == ordered[0]) / best
     if n_eff >= n:
         return np.full(n, 1 / n)
@@ -180,21 +180,20 @@ def accuracy(advantages: torch.Tensor, prefs: torch.Tensor) -> float:
 def oracle_advantages(path: str, rows: torch.Tensor) -> torch.Tensor:
     """--advantage-from oracle: what the labels were made from, log pi*(a_t | s_t) of the data's best policy. (K, T)"""
     with np.load(path, allow_pickle=False) as file:
-        if "expert_logp" not in file:
-            sys.exit(f"error: {path}: has no expert_logp, which --advantage-from oracle needs")
+        require("expert_logp" in file, f"{path}: has no expert_logp, which --advantage-from oracle needs")
         return torch.from_numpy(file["expert_logp"][rows.cpu().numpy()]).to(rows.device)
 
 
-def take_advantage_model(model: nn.Module, rows: torch.Tensor, run: "Run") -> None:
+def take_advantage_model(model: nn.Module, rows: torch.Tensor, args: Args) -> None:
     """--advantage-from RUN_DIR: the advantage model of another run, which must have learned from the same pairs."""
-    path = Path(run.args.advantage_from, "model.pt")
+    path = Path(args.advantage_from, "model.pt")
     try:
         saved = torch.load(path, map_location=rows.device, weights_only=True)
-        if saved["args"]["data_sha256"] != run.args.data_sha256 or not torch.equal(saved["segments"], rows):
-            sys.exit(f"error: {path}: learned from other data or pairs; use the same --data, --n-pref and --seed")
         model.load_state_dict(saved["advantage"])
+        same = saved["args"]["data_sha256"] == args.data_sha256 and torch.equal(saved["segments"], rows)
     except Exception as e:
         sys.exit(f"error: {path}: has no advantage model that fits the --advantage-... flags ({type(e).__name__})")
+    require(same, f"{path}: learned from other data or pairs; use the same --data, --n-pref and --seed")
 
 
 # ---- end ----
@@ -206,10 +205,8 @@ def main(args: Args) -> dict:
     obs, act, prefs = data.obs, data.act, data.prefs  # (K, T, o), (K, T, a), (n, 2): preferred first
     (K, T, obs_dim), act_dim = obs.shape, act.shape[-1]
     L = 1 if args.update == "state" else args.update_segment_length or T  # an ablation may weight shorter pieces
-    if T % L:
-        sys.exit(f"error: --update-segment-length {L}: must divide the segment length {T}")
-    if args.kl_bound is not None and args.trust_region == "chi2":
-        sys.exit("error: --kl-bound: goes with --trust-region kl")
+    require(T % L == 0, f"--update-segment-length {L}: must divide the segment length {T}")
+    require(args.kl_bound is None or args.trust_region == "kl", "--kl-bound: goes with --trust-region kl")
     model = AdvantageModel(obs_dim, act_dim, args.advantage_width, args.advantage_layers).to(device)
     policy = Policy(obs_dim, act_dim).to(device)
     model_optimizer = torch.optim.Adam(model.parameters(), lr=args.advantage_learning_rate, fused=True)
@@ -217,11 +214,10 @@ def main(args: Args) -> dict:
     run = Run(args, model=model, model_optimizer=model_optimizer, policy=policy, optimizer=optimizer)
 
     # 1. Advantage learning on preference data
-    if args.advantage_from:
-        run.done["advantage"] = args.advantage_steps
-        if args.advantage_from != "oracle":
-            take_advantage_model(model, data.rows, run)
-    for step in run.steps("advantage", args.advantage_steps):
+    advantage_steps = 0 if args.advantage_from else args.advantage_steps
+    if args.advantage_from not in ("", "oracle"):
+        take_advantage_model(model, data.rows, args)
+    for step in run.steps("advantage", advantage_steps):
         pairs = prefs[torch.randint(len(prefs), (args.advantage_batch_size,), device=device)]  # (B, 2)
         better, worse = model(obs[pairs].flatten(0, 1), act[pairs].flatten(0, 1)).sum(1).view(-1, 2).unbind(1)
         loss = preference_loss(better, worse)
@@ -233,7 +229,7 @@ def main(args: Args) -> dict:
             run.log(step, losses__advantage=loss.item(), charts__pref_acc_train=pref_acc_train)
             if pref_acc_train >= args.stop_accuracy:
                 break
-    run.done["advantage"] = args.advantage_steps
+    run.done["advantage"] = advantage_steps  # it may have stopped early
     if args.advantage_from == "oracle":
         advantages, held_out = (oracle_advantages(args.data, part.rows) for part in (data, unused))
     else:

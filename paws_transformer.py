@@ -20,7 +20,7 @@
 3. Policy: weighted maximum likelihood with whole segments' weights, never single steps'.
        max sum_i w_i sum_t log pi(a_t | s_t)                                                   Eq. 8
 
-The method is lines 27 to 295. Below it is what every script of this repository has in common: data, policy,
+The method is lines 27 to 291. Below it is what every script of this repository has in common: data, policy,
 simulators, evaluation, run directory. Choices where the paper is silent: docs/paws_transformer.md.
 """
 
@@ -75,9 +75,7 @@ class Args:
     advantage_layers: int = 4
     advantage_heads: int = 8
     advantage_dropout: float = 0.1
-    state_context: bool = (
-        False  # pieces and steps are judged within their segment, instead of as sequences of their own
-    )
+    state_context: bool = False  # judge pieces and steps within their segment, not as sequences of their own
     stop_accuracy: float = 0.995  # stop once so many of the pairs are ranked correctly
     # policy
     total_steps: int = 10_000  # updates
@@ -160,7 +158,7 @@ def linear_weights(advantages: np.ndarray, n_eff: float) -> np.ndarray:
     """
     ordered = np.sort(advantages)[::-1]
     n, best = len(ordered), int((ordered == ordered[0]).sum())
-    if n_eff <= best or best == n:  # the best alone
+    if n_eff <= best:  # the best alone
         return (advantages == ordered[0]) / best
     if n_eff >= n:
         return np.full(n, 1 / n)
@@ -190,21 +188,20 @@ def accuracy(advantages: torch.Tensor, prefs: torch.Tensor) -> float:
 def oracle_advantages(path: str, rows: torch.Tensor) -> torch.Tensor:
     """--advantage-from oracle: what the labels were made from, log pi*(a_t | s_t) of the data's best policy. (K, T)"""
     with np.load(path, allow_pickle=False) as file:
-        if "expert_logp" not in file:
-            sys.exit(f"error: {path}: has no expert_logp, which --advantage-from oracle needs")
+        require("expert_logp" in file, f"{path}: has no expert_logp, which --advantage-from oracle needs")
         return torch.from_numpy(file["expert_logp"][rows.cpu().numpy()]).to(rows.device)
 
 
-def take_advantage_model(model: nn.Module, rows: torch.Tensor, run: "Run") -> None:
+def take_advantage_model(model: nn.Module, rows: torch.Tensor, args: Args) -> None:
     """--advantage-from RUN_DIR: the advantage model of another run, which must have learned from the same pairs."""
-    path = Path(run.args.advantage_from, "model.pt")
+    path = Path(args.advantage_from, "model.pt")
     try:
         saved = torch.load(path, map_location=rows.device, weights_only=True)
-        if saved["args"]["data_sha256"] != run.args.data_sha256 or not torch.equal(saved["segments"], rows):
-            sys.exit(f"error: {path}: learned from other data or pairs; use the same --data, --n-pref and --seed")
         model.load_state_dict(saved["advantage"])
+        same = saved["args"]["data_sha256"] == args.data_sha256 and torch.equal(saved["segments"], rows)
     except Exception as e:
         sys.exit(f"error: {path}: has no advantage model that fits the --advantage-... flags ({type(e).__name__})")
+    require(same, f"{path}: learned from other data or pairs; use the same --data, --n-pref and --seed")
 
 
 # ---- end ----
@@ -216,12 +213,10 @@ def main(args: Args) -> dict:
     obs, act, prefs = data.obs, data.act, data.prefs  # (K, T, o), (K, T, a), (n, 2): preferred first
     (K, T, obs_dim), act_dim = obs.shape, act.shape[-1]
     L = 1 if args.update == "state" else args.update_segment_length or T  # an ablation may weight shorter pieces
-    if T % L:
-        sys.exit(f"error: --update-segment-length {L}: must divide the segment length {T}")
-    if args.kl_bound is not None and args.trust_region == "chi2":
-        sys.exit("error: --kl-bound: goes with --trust-region kl")
-    if args.advantage_width % args.advantage_heads:
-        sys.exit(f"error: --advantage-width {args.advantage_width}: must be a multiple of --advantage-heads")
+    require(T % L == 0, f"--update-segment-length {L}: must divide the segment length {T}")
+    require(args.kl_bound is None or args.trust_region == "kl", "--kl-bound: goes with --trust-region kl")
+    divisible = args.advantage_width % args.advantage_heads == 0
+    require(divisible, f"--advantage-width {args.advantage_width}: must be a multiple of --advantage-heads")
     size = (args.advantage_width, args.advantage_layers, args.advantage_heads, args.advantage_dropout)
     model = AdvantageModel(obs_dim, act_dim, T, *size).to(device)
     policy = Policy(obs_dim, act_dim).to(device)
@@ -230,11 +225,10 @@ def main(args: Args) -> dict:
     run = Run(args, model=model, model_optimizer=model_optimizer, policy=policy, optimizer=optimizer)
 
     # 1. Advantage learning on preference data
-    if args.advantage_from:
-        run.done["advantage"] = args.advantage_steps
-        if args.advantage_from != "oracle":
-            take_advantage_model(model, data.rows, run)
-    for step in run.steps("advantage", args.advantage_steps):
+    advantage_steps = 0 if args.advantage_from else args.advantage_steps
+    if args.advantage_from not in ("", "oracle"):
+        take_advantage_model(model, data.rows, args)
+    for step in run.steps("advantage", advantage_steps):
         pairs = prefs[torch.randint(len(prefs), (args.advantage_batch_size,), device=device)]  # (B, 2)
         better, worse = model(obs[pairs].flatten(0, 1), act[pairs].flatten(0, 1)).sum(1).view(-1, 2).unbind(1)
         loss = preference_loss(better, worse)
@@ -246,7 +240,7 @@ def main(args: Args) -> dict:
             run.log(step, losses__advantage=loss.item(), charts__pref_acc_train=pref_acc_train)
             if pref_acc_train >= args.stop_accuracy:
                 break
-    run.done["advantage"] = args.advantage_steps
+    run.done["advantage"] = advantage_steps  # it may have stopped early
     if args.advantage_from == "oracle":
         advantages, held_out = (oracle_advantages(args.data, part.rows) for part in (data, unused))
     else:
@@ -255,9 +249,11 @@ def main(args: Args) -> dict:
     print(f"advantage: accuracy {pref_acc_train:.3f} on {len(prefs)} pairs, {pref_acc_val:.3f} on the unused ones")
 
     # 2. Weights of the N segments, or of their N pieces of L steps
-    if L < T and not args.state_context and args.advantage_from != "oracle":  # each piece is read alone
-        advantages = step_advantages(model, obs.view(-1, L, obs_dim), act.view(-1, L, act_dim))  # (N, L)
-    pieces = advantages.view(-1, L).sum(1).double().cpu().numpy()  # (N,)
+    if L == T or args.state_context or args.advantage_from == "oracle":
+        per_piece = advantages.view(-1, L)  # (N, L)
+    else:  # each piece is read alone
+        per_piece = step_advantages(model, obs.view(-1, L, obs_dim), act.view(-1, L, act_dim))
+    pieces = per_piece.sum(1).double().cpu().numpy()  # (N,)
     share = args.n_eff or (0.3 if args.task in LOCOMOTION_TASKS or args.trust_region == "chi2" else 0.1)
     n_eff_target = share * (len(pieces) if share <= 1 else T // L)
     if args.trust_region == "chi2":
