@@ -14,7 +14,7 @@
 
 with the policy and the optimiser of CPL's code (Hejna et al., Contrastive Preference Learning, ICLR 2024).
 
-The method is lines 21 to 107. Below it is what every script of this repository has in common: data, policy,
+The method is lines 21 to 105. Below it is what every script of this repository has in common: data, policy,
 simulators, evaluation, run directory. Choices where the paper is silent: docs/bc.md, docs/fidelity.md.
 """
 
@@ -77,12 +77,10 @@ def segments_used(args: Args, data: "Segments") -> torch.Tensor:
     if args.data_used == "preferred":
         return data.prefs[:, 0].unique()
     with np.load(args.data, allow_pickle=False) as file:
-        if "policy" not in file:
-            sys.exit(f"error: {args.data}: has no key policy, which --data-used best needs; use all or preferred")
+        require("policy" in file, f"{args.data}: has no key policy, which --data-used best needs; use all or preferred")
         policy = torch.from_numpy(file["policy"].astype(np.int64)).to(data.rows.device)  # the larger, the better
     used = (policy[data.rows] == policy.max()).nonzero().flatten()
-    if not len(used):
-        sys.exit(f"error: --data-used best: no segment of the best policy in {args.n_pref} pairs; raise --n-pref")
+    require(len(used) > 0, f"--data-used best: no segment of the best policy in {args.n_pref} pairs; raise --n-pref")
     return used
 
 

@@ -20,7 +20,7 @@ These are the published sizes; on a CPU add --total-steps 6000 --eval-every 300 
        L = mean over f(tau_i) > f(tau_j) of softplus((d(tau_i) - lambda d(tau_j)) / T)
    A window ends at any step and reaches back to the start of its segment: a prefix of n steps.
 
-The method is lines 28 to 274. Below it is what every script of this repository has in common: data, policy,
+The method is lines 28 to 265. Below it is what every script of this repository has in common: data, policy,
 simulators, evaluation, run directory. Defaults are those of the authors' code, with the policy and the number of
 updates of the other baselines: docs/dppo.md, docs/fidelity.md.
 """
@@ -200,25 +200,16 @@ def minibatch(n: int, size: int, seed: int, step: int) -> torch.Tensor:
 # ---- end ----
 
 
-def check_flags(args: Args, length: int) -> None:
-    problems = {
-        f"--min-seq-len {args.min_seq_len}: segments have {length} steps": args.min_seq_len > length,
-        f"--batch-size {args.batch_size}: ranking needs at least 2 windows": args.batch_size < 2,
-        f"--dropout {args.dropout}: must be less than 1": args.dropout >= 1,
-        f"--predictor-width {args.predictor_width}: must be a multiple of --predictor-heads, and even": (
-            args.predictor_width % args.predictor_heads or args.predictor_width % 2
-        ),
-    }
-    for problem in (text for text, found in problems.items() if found):
-        sys.exit(f"error: {problem}")
-
-
 def main(args: Args) -> dict:
     device = prepare(args)
     data, unused = load_data(args, device)
     obs, act, prefs = data.obs, data.act, data.prefs  # (K, T, o), (K, T, a), (n, 2): preferred first
     (K, T, obs_dim), act_dim = obs.shape, act.shape[-1]
-    check_flags(args, T)
+    require(args.min_seq_len <= T, f"--min-seq-len {args.min_seq_len}: segments have {T} steps")
+    require(args.batch_size >= 2, f"--batch-size {args.batch_size}: ranking needs at least 2 windows")
+    require(args.dropout < 1, f"--dropout {args.dropout}: must be less than 1")
+    divisible = args.predictor_width % args.predictor_heads == 0 and args.predictor_width % 2 == 0
+    require(divisible, f"--predictor-width {args.predictor_width}: must be a multiple of --predictor-heads, and even")
     args.predictor_steps = args.predictor_steps or 10_000 * math.ceil(len(prefs) / args.predictor_batch_size)
     sizes = args.predictor_width, args.predictor_layers, args.predictor_heads
     predictor = Predictor(obs_dim, act_dim, T, *sizes).to(device)

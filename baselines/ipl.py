@@ -19,7 +19,7 @@ Each update, in this order:
     targets Q'   = (1 - target_rate) Q' + target_rate Q
     policy  L_pi = -mean min(exp(temperature u), 100) log pi(a | s)                             Q' of before, V of after
 
-The method is lines 26 to 237. Below it is what every script of this repository has in common: data, policy,
+The method is lines 26 to 236. Below it is what every script of this repository has in common: data, policy,
 simulators, evaluation, run directory. Choices where the paper is silent: docs/ipl.md and docs/fidelity.md.
 """
 
@@ -205,8 +205,7 @@ def main(args: Args) -> dict:
     data, unused = load_data(args, device)
     obs, act, prefs = data.obs, data.act, data.prefs  # (K, T, o), (K, T, a), (n, 2): preferred first
     (K, T, obs_dim), act_dim = obs.shape, act.shape[-1]
-    if T < 2:
-        sys.exit(f"error: {args.data}: segments of 1 step have no transitions; IPL needs at least 2")
+    require(T >= 2, f"{args.data}: segments of 1 step have no transitions; IPL needs at least 2")
     iql = IQL(args, obs_dim, act_dim, device)
     run = Run(args, **iql.parts())
 
@@ -227,8 +226,8 @@ def main(args: Args) -> dict:
         policy_loss = iql.learn_policy(s, a, advantage)
 
         if step % args.eval_every == 0 or step == args.total_steps:
-            losses = dict(value=value_loss, preference=preference, chi2=chi2, policy=policy_loss)
-            run.log(step, **{f"losses__{name}": loss.item() for name, loss in losses.items()})
+            run.log(step, losses__value=value_loss.item(), losses__preference=preference.item())
+            run.log(step, losses__chi2=chi2.item(), losses__policy=policy_loss.item())
             run.evaluate(iql.policy, step)
     scores, unused_scores = (segment_scores(iql, part.obs, part.act) for part in (data, unused))
     pref_acc_train, pref_acc_val = accuracy(scores, prefs), accuracy(unused_scores, unused.prefs)

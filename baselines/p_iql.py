@@ -19,7 +19,7 @@ The variant of CPL's code (Hejna et al., ICLR 2024), on which the PAWS paper's f
     targets Q'   = (1 - target_rate) Q' + target_rate Q
 IQL learns from the first update on, with the rewards of the moment; then the reward model is frozen.
 
-The method is lines 26 to 243. Below it is what every script of this repository has in common: data, policy,
+The method is lines 26 to 242. Below it is what every script of this repository has in common: data, policy,
 simulators, evaluation, run directory. Choices where the paper is silent: docs/p_iql.md and docs/fidelity.md.
 """
 
@@ -193,8 +193,7 @@ def main(args: Args) -> dict:
     data, unused = load_data(args, device)
     obs, act, prefs = data.obs, data.act, data.prefs  # (K, T, o), (K, T, a), (n, 2): preferred first
     (K, T, obs_dim), act_dim = obs.shape, act.shape[-1]
-    if T < 2:
-        sys.exit(f"error: {args.data}: segments of 1 step have no transitions; P-IQL needs at least 2")
+    require(T >= 2, f"{args.data}: segments of 1 step have no transitions; P-IQL needs at least 2")
     reward_steps = args.reward_steps or args.total_steps // 10
     inputs = torch.cat((obs, act), dim=-1)  # (K, T, o + a)
     reward_model = mlp(obs_dim + act_dim, args.reward_width).to(device)

@@ -22,7 +22,7 @@ These are the published sizes; on a CPU add --reward-steps 400 --reward-batch-si
        critics L_Q  = sum_i mean (r + gamma V(s') - Q_i(s, a))^2                   V of after its update
        targets Q'   = (1 - target_rate) Q' + target_rate Q
 
-The method is lines 30 to 324. Below it is what every script of this repository has in common: data, policy,
+The method is lines 30 to 323. Below it is what every script of this repository has in common: data, policy,
 simulators, evaluation, run directory. Choices where the paper is silent: docs/preference_transformer.md and
 docs/fidelity.md.
 """
@@ -265,10 +265,9 @@ def main(args: Args) -> dict:
     data, unused = load_data(args, device)
     obs, act, prefs = data.obs, data.act, data.prefs  # (K, T, o), (K, T, a), (n, 2): preferred first
     (K, T, obs_dim), act_dim = obs.shape, act.shape[-1]
-    if T < 2:
-        sys.exit(f"error: {args.data}: segments of 1 step have no transitions; IQL needs at least 2")
-    if args.reward_width % args.reward_heads:
-        sys.exit(f"error: --reward-width {args.reward_width}: must be a multiple of --reward-heads")
+    require(T >= 2, f"{args.data}: segments of 1 step have no transitions; IQL needs at least 2")
+    divisible = args.reward_width % args.reward_heads == 0
+    require(divisible, f"--reward-width {args.reward_width}: must be a multiple of --reward-heads")
     reward_model = RewardModel(obs_dim, act_dim, T, args).to(device)
     best = copy.deepcopy(reward_model)
     reward_optimizer = torch.optim.AdamW(reward_model.parameters(), weight_decay=1e-4, fused=True)
