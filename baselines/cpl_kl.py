@@ -17,38 +17,22 @@ CPL for a KL-constrained objective: log pi becomes the log-ratio to the cloned p
        A(tau) = alpha sum_t [log pi(a_t | s_t) - log pi_ref(a_t | s_t)]
        L_CPL  = -mean log sigmoid(A(tau+) - bias A(tau-)),  0 < bias <= 1: below 1 the loss is conservative
 
-The method is lines 24 to 143. Below it is what every script of this repository has in common: data, policy,
+The method is lines 24 to 127. Below it is what every script of this repository has in common: data, policy,
 simulators, evaluation, run directory. Choices where the paper is silent: docs/cpl_kl.md, docs/fidelity.md.
 """
 
 import copy
-import hashlib
-import json
-import multiprocessing
 import os
-import signal
 import sys
-import threading
-import time
-from collections import Counter
-from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from dataclasses import dataclass
-from fcntl import LOCK_EX, LOCK_NB, flock
-from functools import cache, partial
-from importlib import metadata, util
 from pathlib import Path
-from types import SimpleNamespace
-from typing import NamedTuple
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy only runs small forward passes, in one process per core
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-import tyro
 from torch import nn
-from torch.utils.tensorboard import SummaryWriter
-from tqdm import tqdm
 
 
 @dataclass
@@ -144,6 +128,25 @@ def main(args: Args) -> dict:
 
 
 # ======== The rest is the same in every script: python tests/test_shared.py --fix copies it ========
+import hashlib
+import json
+import multiprocessing
+import signal
+import threading
+import time
+from collections import Counter
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from fcntl import LOCK_EX, LOCK_NB, flock
+from functools import cache, partial
+from importlib import metadata, util
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import tyro
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+
 def require(condition: bool, problem: str) -> None:
     """A mistake of the user's ends the program with one line that names the fix."""
     if not condition:

@@ -20,39 +20,23 @@ These are the published sizes; on a CPU add --total-steps 6000 --eval-every 300 
        L = mean over f(tau_i) > f(tau_j) of softplus((d(tau_i) - lambda d(tau_j)) / T)
    A window ends at any step and reaches back to the start of its segment: a prefix of n steps.
 
-The method is lines 28 to 265. Below it is what every script of this repository has in common: data, policy,
+The method is lines 28 to 249. Below it is what every script of this repository has in common: data, policy,
 simulators, evaluation, run directory. Defaults are those of the authors' code, with the policy and the number of
 updates of the other baselines: docs/dppo.md, docs/fidelity.md.
 """
 
-import hashlib
-import json
 import math
-import multiprocessing
 import os
-import signal
 import sys
-import threading
-import time
-from collections import Counter
-from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from dataclasses import dataclass
-from fcntl import LOCK_EX, LOCK_NB, flock
-from functools import cache, partial
-from importlib import metadata, util
 from pathlib import Path
-from types import SimpleNamespace
-from typing import NamedTuple
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy only runs small forward passes, in one process per core
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-import tyro
 from torch import nn
-from torch.utils.tensorboard import SummaryWriter
-from tqdm import tqdm
 
 
 @dataclass
@@ -266,6 +250,25 @@ def main(args: Args) -> dict:
 
 
 # ======== The rest is the same in every script: python tests/test_shared.py --fix copies it ========
+import hashlib
+import json
+import multiprocessing
+import signal
+import threading
+import time
+from collections import Counter
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from fcntl import LOCK_EX, LOCK_NB, flock
+from functools import cache, partial
+from importlib import metadata, util
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import tyro
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+
 def require(condition: bool, problem: str) -> None:
     """A mistake of the user's ends the program with one line that names the fix."""
     if not condition:

@@ -19,38 +19,22 @@ The variant of CPL's code (Hejna et al., ICLR 2024), on which the PAWS paper's f
     targets Q'   = (1 - target_rate) Q' + target_rate Q
 IQL learns from the first update on, with the rewards of the moment; then the reward model is frozen.
 
-The method is lines 26 to 242. Below it is what every script of this repository has in common: data, policy,
+The method is lines 26 to 226. Below it is what every script of this repository has in common: data, policy,
 simulators, evaluation, run directory. Choices where the paper is silent: docs/p_iql.md and docs/fidelity.md.
 """
 
 import copy
-import hashlib
-import json
-import multiprocessing
 import os
-import signal
 import sys
-import threading
-import time
-from collections import Counter
-from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from dataclasses import dataclass
-from fcntl import LOCK_EX, LOCK_NB, flock
-from functools import cache, partial
-from importlib import metadata, util
 from pathlib import Path
-from types import SimpleNamespace
-from typing import NamedTuple
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy only runs small forward passes, in one process per core
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-import tyro
 from torch import nn
-from torch.utils.tensorboard import SummaryWriter
-from tqdm import tqdm
 
 
 @dataclass
@@ -243,6 +227,25 @@ def main(args: Args) -> dict:
 
 
 # ======== The rest is the same in every script: python tests/test_shared.py --fix copies it ========
+import hashlib
+import json
+import multiprocessing
+import signal
+import threading
+import time
+from collections import Counter
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from fcntl import LOCK_EX, LOCK_NB, flock
+from functools import cache, partial
+from importlib import metadata, util
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import tyro
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+
 def require(condition: bool, problem: str) -> None:
     """A mistake of the user's ends the program with one line that names the fix."""
     if not condition:
