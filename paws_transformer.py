@@ -20,7 +20,7 @@
 3. Policy: weighted maximum likelihood with whole segments' weights, never single steps'.
        max sum_i w_i sum_t log pi(a_t | s_t)                                                   Eq. 8
 
-The method is lines 27 to 276. Below it is what every script of this repository has in common: data, policy,
+The method is lines 27 to 275. Below it is what every script of this repository has in common: data, policy,
 simulators, evaluation, run directory. Choices where the paper is silent: docs/paws_transformer.md.
 """
 
@@ -148,8 +148,7 @@ def linear_weights(advantages: np.ndarray, n_eff: float) -> np.ndarray:
     if n_eff >= n:
         return np.full(n, 1 / n)
     # n_eff rises as the threshold falls from one segment's advantage to the next: the first that reaches it
-    candidates = range(best, n)
-    k = best + bisect_left(candidates, n_eff, key=lambda i: effective_samples(np.maximum(ordered - ordered[i], 0.0)))
+    k = best + bisect_left(range(best, n), n_eff, key=lambda i: effective_samples(np.maximum(ordered - ordered[i], 0)))
     c = ordered[:k].mean() - np.sqrt(n_eff * ordered[:k].var() / (k - n_eff))
     weights = np.maximum(advantages - c, 0.0)
     return weights / weights.sum()
@@ -270,8 +269,8 @@ def main(args: Args) -> dict:
             run.log(step, losses__policy=loss.item())
             run.evaluate(policy, step)
     return run.finish(
-        {"policy": policy, "advantage": model}, {"weights": probabilities.cpu(), "segments": data.rows.cpu()},
-        n_segments=K, n_eff=n_eff, n_eff_target=None if args.kl_bound else n_eff_target, kl=kl,
+        {"policy": policy, "advantage": model, "weights": probabilities, "segments": data.rows},
+        n_segments=K, n_eff=n_eff, n_eff_target=n_eff_target if args.kl_bound is None else None, kl=kl,
         pref_acc_train=pref_acc_train, pref_acc_val=pref_acc_val, **{"lambda": lam},
     )  # fmt: skip
 
@@ -661,14 +660,13 @@ class Run:
         self.log(step, eval__success_rate=success, eval__episodic_return=returned, charts__SPS=speed)
         tqdm.write(f"update {step}/{args.total_steps}: success {success}, return {returned}")
 
-    def finish(self, modules: dict[str, nn.Module], tensors: dict[str, torch.Tensor] | None = None, **summary) -> dict:
-        """model.pt, result.json, and the same on the last line of standard output."""
-        args, parameters = self.args, [p for module in modules.values() for p in module.parameters()]
-        require(
-            all(p.isfinite().all() for p in parameters), f"the last update: a weight is not finite, {self.DIVERGED}"
-        )
-        states = {name: dict(module.cpu().state_dict()) for name, module in modules.items()}
-        write(self.folder / "model.pt", {"format_version": 1, "args": vars(args), **states, **(tensors or {})})
+    def finish(self, learned: dict[str, nn.Module | torch.Tensor], **summary) -> dict:
+        """model.pt with what was learned, result.json, and the same on the last line of standard output."""
+        args, networks = self.args, [part for part in learned.values() if isinstance(part, nn.Module)]
+        finite = all(p.isfinite().all() for network in networks for p in network.parameters())
+        require(finite, f"a weight is not finite after the last update, {self.DIVERGED}")
+        states = {k: dict(v.cpu().state_dict()) if isinstance(v, nn.Module) else v.cpu() for k, v in learned.items()}
+        write(self.folder / "model.pt", {"format_version": 1, "args": vars(args), **states})
         keys = "algorithm task n_pref seed steps n_segments lambda n_eff n_eff_target kl pref_acc_train pref_acc_val"
         flags = dict(task=args.task, n_pref=args.n_pref, seed=args.seed, steps=args.total_steps)
         found = {k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in summary.items()}

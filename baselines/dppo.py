@@ -634,14 +634,13 @@ class Run:
         self.log(step, eval__success_rate=success, eval__episodic_return=returned, charts__SPS=speed)
         tqdm.write(f"update {step}/{args.total_steps}: success {success}, return {returned}")
 
-    def finish(self, modules: dict[str, nn.Module], tensors: dict[str, torch.Tensor] | None = None, **summary) -> dict:
-        """model.pt, result.json, and the same on the last line of standard output."""
-        args, parameters = self.args, [p for module in modules.values() for p in module.parameters()]
-        require(
-            all(p.isfinite().all() for p in parameters), f"the last update: a weight is not finite, {self.DIVERGED}"
-        )
-        states = {name: dict(module.cpu().state_dict()) for name, module in modules.items()}
-        write(self.folder / "model.pt", {"format_version": 1, "args": vars(args), **states, **(tensors or {})})
+    def finish(self, learned: dict[str, nn.Module | torch.Tensor], **summary) -> dict:
+        """model.pt with what was learned, result.json, and the same on the last line of standard output."""
+        args, networks = self.args, [part for part in learned.values() if isinstance(part, nn.Module)]
+        finite = all(p.isfinite().all() for network in networks for p in network.parameters())
+        require(finite, f"a weight is not finite after the last update, {self.DIVERGED}")
+        states = {k: dict(v.cpu().state_dict()) if isinstance(v, nn.Module) else v.cpu() for k, v in learned.items()}
+        write(self.folder / "model.pt", {"format_version": 1, "args": vars(args), **states})
         keys = "algorithm task n_pref seed steps n_segments lambda n_eff n_eff_target kl pref_acc_train pref_acc_val"
         flags = dict(task=args.task, n_pref=args.n_pref, seed=args.seed, steps=args.total_steps)
         found = {k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in summary.items()}
