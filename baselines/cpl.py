@@ -159,11 +159,11 @@ def load_data(args: Args, device: torch.device) -> tuple[Segments, Segments]:
             damaged = file.zip.testzip()  # np.load does not read to the end, where a checksum would tell
             check(damaged is None, f"damaged: the checksum of {damaged} is wrong; copy it again")
             obs, act, prefs, version = (np.asarray(file[key]) for key in ("obs", "act", "prefs", "format_version"))
-            policy = np.asarray(file["policy"]) if "policy" in file else None
+            policy = np.asarray(file["policy"]) if "policy" in file else np.zeros(obs.shape[:1], int)
     except Exception as e:  # not there, not an npz, truncated, pickled, a key is missing, larger than memory
         sys.exit(f"error: {args.data}: cannot read obs, act, prefs, format_version from it ({e!r:.200})")
     resumed = vars(args).setdefault("data_sha256", digest)  # a resumed run has it from args.json
-    check(resumed == digest, "not the file this run started with; restore it, or start a new run")
+    require(resumed == digest, f"{args.data}: not the file this run started with; restore it, or start a new run")
     check(np.array_equal(version, 1), "format_version must be the integer 1")
     floats = obs.ndim == act.ndim == 3 and obs.size * act.size > 0 and obs.dtype.kind == act.dtype.kind == "f"
     found = f"found {obs.dtype} {obs.shape} and {act.dtype} {act.shape}"
@@ -171,12 +171,11 @@ def load_data(args: Args, device: torch.device) -> tuple[Segments, Segments]:
     largest = np.abs(obs).max()
     check(largest <= np.finfo(np.float32).max, "obs has NaN or infinity; repair or remove those segments")
     check(np.abs(act).max() <= 1, "act must be in [-1, 1], without NaN; rescale the actions")
-    integers = prefs.ndim == 2 and prefs.shape[1] == 2 and prefs.dtype.kind in "iu"
+    integers = prefs.shape[1:] == (2,) and prefs.dtype.kind in "iu"
     check(integers, f"prefs must be integers (n, 2), found {prefs.dtype} {prefs.shape}")
     check(prefs.min(initial=0) >= 0 and prefs.max(initial=0) < len(obs), f"prefs must index the {len(obs)} segments")
     check((prefs[:, 0] != prefs[:, 1]).all(), "prefs must not pair a segment with itself; remove those rows")
-    policies = policy is None or (policy.shape == (len(obs),) and policy.dtype.kind in "iu")
-    check(policies, f"policy must be {len(obs)} integers; repair or drop it")
+    check(policy.shape == obs.shape[:1] and policy.dtype.kind in "iu", f"policy must be {len(obs)} integers or absent")
     args.n_pref = args.n_pref or len(prefs)
     check(1 <= args.n_pref <= len(prefs), f"prefs has {len(prefs)} rows; choose --n-pref from 1 to that")
     if largest > 1e6:
@@ -191,13 +190,10 @@ def load_data(args: Args, device: torch.device) -> tuple[Segments, Segments]:
     return segments(prefs[chosen]), segments(np.delete(prefs, chosen, axis=0))
 
 
-def choose_pairs(prefs: np.ndarray, n: int, seed: int, policy: np.ndarray | None = None) -> np.ndarray:
-    """n rows in random order; where the data policies are known, each has its equal share as far as possible."""
-    order = np.random.default_rng([seed, 0]).permutation(len(prefs))
-    if policy is None:
-        return order[:n]
+def choose_pairs(prefs: np.ndarray, n: int, seed: int, policy: np.ndarray) -> np.ndarray:
+    """n rows in random order, in which each of the policies that made the segments has its equal share, if possible."""
     quota, counts, chosen, left = -(-2 * n // len(np.unique(policy))), Counter(), [], []
-    for row in order:
+    for row in np.random.default_rng([seed, 0]).permutation(len(prefs)):
         after = counts + Counter(policy[prefs[row]].tolist())
         fits = max(after.values()) <= quota
         (chosen if fits else left).append(row)
