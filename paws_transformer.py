@@ -20,41 +20,24 @@
 3. Policy: weighted maximum likelihood with whole segments' weights, never single steps'.
        max sum_i w_i sum_t log pi(a_t | s_t)                                                   Eq. 8
 
-The method is lines 27 to 297. Below it is what every script of this repository has in common: data, policy,
+The method is lines 27 to 275. Below it is what every script of this repository has in common: data, policy,
 simulators, evaluation, run directory. Choices where the paper is silent: docs/paws_transformer.md.
 """
 
-import hashlib
-import json
-import multiprocessing
 import os
-import signal
 import sys
-import threading
-import time
-import zipfile
 from bisect import bisect_left
-from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass
-from fcntl import LOCK_EX, LOCK_NB, flock
-from functools import cache, partial
-from importlib import metadata, util
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy only runs small forward passes, in one process per core
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-import tyro
 from scipy.optimize import brentq
 from torch import nn
-from torch.utils.tensorboard import SummaryWriter
-from tqdm import tqdm
 
 
 @dataclass
@@ -77,9 +60,7 @@ class Args:
     advantage_layers: int = 4
     advantage_heads: int = 8
     advantage_dropout: float = 0.1
-    state_context: bool = (
-        False  # pieces and steps are judged within their segment, instead of as sequences of their own
-    )
+    state_context: bool = False  # judge pieces and steps within their segment, not as sequences of their own
     stop_accuracy: float = 0.995  # stop once so many of the pairs are ranked correctly
     # policy
     total_steps: int = 10_000  # updates
@@ -162,13 +143,12 @@ def linear_weights(advantages: np.ndarray, n_eff: float) -> np.ndarray:
     """
     ordered = np.sort(advantages)[::-1]
     n, best = len(ordered), int((ordered == ordered[0]).sum())
-    if n_eff <= best or best == n:  # the best alone
+    if n_eff <= best:  # the best alone
         return (advantages == ordered[0]) / best
     if n_eff >= n:
         return np.full(n, 1 / n)
     # n_eff rises as the threshold falls from one segment's advantage to the next: the first that reaches it
-    candidates = range(best, n)
-    k = best + bisect_left(candidates, n_eff, key=lambda i: effective_samples(np.maximum(ordered - ordered[i], 0.0)))
+    k = best + bisect_left(range(best, n), n_eff, key=lambda i: effective_samples(np.maximum(ordered - ordered[i], 0)))
     c = ordered[:k].mean() - np.sqrt(n_eff * ordered[:k].var() / (k - n_eff))
     weights = np.maximum(advantages - c, 0.0)
     return weights / weights.sum()
@@ -192,21 +172,20 @@ def accuracy(advantages: torch.Tensor, prefs: torch.Tensor) -> float:
 def oracle_advantages(path: str, rows: torch.Tensor) -> torch.Tensor:
     """--advantage-from oracle: what the labels were made from, log pi*(a_t | s_t) of the data's best policy. (K, T)"""
     with np.load(path, allow_pickle=False) as file:
-        if "expert_logp" not in file:
-            sys.exit(f"error: {path}: has no expert_logp, which --advantage-from oracle needs")
+        require("expert_logp" in file, f"{path}: has no expert_logp, which --advantage-from oracle needs")
         return torch.from_numpy(file["expert_logp"][rows.cpu().numpy()]).to(rows.device)
 
 
-def take_advantage_model(model: nn.Module, rows: torch.Tensor, run: "Run") -> None:
+def take_advantage_model(model: nn.Module, rows: torch.Tensor, args: Args) -> None:
     """--advantage-from RUN_DIR: the advantage model of another run, which must have learned from the same pairs."""
-    path = Path(run.args.advantage_from, "model.pt")
+    path = Path(args.advantage_from, "model.pt")
     try:
         saved = torch.load(path, map_location=rows.device, weights_only=True)
-        if saved["args"]["data_sha256"] != run.flags["data_sha256"] or not torch.equal(saved["segments"], rows):
-            sys.exit(f"error: {path}: learned from other data or pairs; use the same --data, --n-pref and --seed")
         model.load_state_dict(saved["advantage"])
+        same = saved["args"]["data_sha256"] == args.data_sha256 and torch.equal(saved["segments"], rows)
     except Exception as e:
         sys.exit(f"error: {path}: has no advantage model that fits the --advantage-... flags ({type(e).__name__})")
+    require(same, f"{path}: learned from other data or pairs; use the same --data, --n-pref and --seed")
 
 
 # ---- end ----
@@ -218,12 +197,10 @@ def main(args: Args) -> dict:
     obs, act, prefs = data.obs, data.act, data.prefs  # (K, T, o), (K, T, a), (n, 2): preferred first
     (K, T, obs_dim), act_dim = obs.shape, act.shape[-1]
     L = 1 if args.update == "state" else args.update_segment_length or T  # an ablation may weight shorter pieces
-    if T % L:
-        sys.exit(f"error: --update-segment-length {L}: must divide the segment length {T}")
-    if args.kl_bound is not None and args.trust_region == "chi2":
-        sys.exit("error: --kl-bound: goes with --trust-region kl")
-    if args.advantage_width % args.advantage_heads:
-        sys.exit(f"error: --advantage-width {args.advantage_width}: must be a multiple of --advantage-heads")
+    require(T % L == 0, f"--update-segment-length {L}: must divide the segment length {T}")
+    require(args.kl_bound is None or args.trust_region == "kl", "--kl-bound: goes with --trust-region kl")
+    divisible = args.advantage_width % args.advantage_heads == 0
+    require(divisible, f"--advantage-width {args.advantage_width}: must be a multiple of --advantage-heads")
     size = (args.advantage_width, args.advantage_layers, args.advantage_heads, args.advantage_dropout)
     model = AdvantageModel(obs_dim, act_dim, T, *size).to(device)
     policy = Policy(obs_dim, act_dim).to(device)
@@ -232,11 +209,10 @@ def main(args: Args) -> dict:
     run = Run(args, model=model, model_optimizer=model_optimizer, policy=policy, optimizer=optimizer)
 
     # 1. Advantage learning on preference data
-    if args.advantage_from:
-        run.done["advantage"] = args.advantage_steps
-        if args.advantage_from != "oracle":
-            take_advantage_model(model, data.rows, run)
-    for step in run.steps("advantage", args.advantage_steps):
+    advantage_steps = 0 if args.advantage_from else args.advantage_steps
+    if args.advantage_from not in ("", "oracle"):
+        take_advantage_model(model, data.rows, args)
+    for step in run.steps("advantage", advantage_steps):
         pairs = prefs[torch.randint(len(prefs), (args.advantage_batch_size,), device=device)]  # (B, 2)
         better, worse = model(obs[pairs].flatten(0, 1), act[pairs].flatten(0, 1)).sum(1).view(-1, 2).unbind(1)
         loss = preference_loss(better, worse)
@@ -248,7 +224,7 @@ def main(args: Args) -> dict:
             run.log(step, losses__advantage=loss.item(), charts__pref_acc_train=pref_acc_train)
             if pref_acc_train >= args.stop_accuracy:
                 break
-    run.done["advantage"] = args.advantage_steps
+    run.done["advantage"] = advantage_steps  # it may have stopped early
     if args.advantage_from == "oracle":
         advantages, held_out = (oracle_advantages(args.data, part.rows) for part in (data, unused))
     else:
@@ -257,11 +233,13 @@ def main(args: Args) -> dict:
     print(f"advantage: accuracy {pref_acc_train:.3f} on {len(prefs)} pairs, {pref_acc_val:.3f} on the unused ones")
 
     # 2. Weights of the N segments, or of their N pieces of L steps
-    if L < T and not args.state_context and args.advantage_from != "oracle":  # each piece is read alone
-        advantages = step_advantages(model, obs.view(-1, L, obs_dim), act.view(-1, L, act_dim))  # (N, L)
-    pieces = advantages.view(-1, L).sum(1).double().cpu().numpy()  # (N,)
-    share = args.n_eff or (0.3 if args.task in LOCOMOTION_TASKS or args.trust_region == "chi2" else 0.1)
-    n_eff_target = share * (len(pieces) if share <= 1 else T // L)
+    if L == T or args.state_context or args.advantage_from == "oracle":
+        per_piece = advantages.view(-1, L)  # (N, L)
+    else:  # each piece is read alone
+        per_piece = step_advantages(model, obs.view(-1, L, obs_dim), act.view(-1, L, act_dim))
+    pieces = per_piece.sum(1).double().cpu().numpy()  # (N,)
+    wanted = args.n_eff or (0.3 if args.task in LOCOMOTION_TASKS or args.trust_region == "chi2" else 0.1)
+    n_eff_target = wanted * (len(pieces) if wanted <= 1 else T // L)  # a share of the pieces, or so many segments
     if args.trust_region == "chi2":
         lam, weights = None, linear_weights(pieces, n_eff_target)  # (N,), sum 1
     else:
@@ -291,13 +269,38 @@ def main(args: Args) -> dict:
             run.log(step, losses__policy=loss.item())
             run.evaluate(policy, step)
     return run.finish(
-        {"policy": policy, "advantage": model}, {"weights": probabilities.cpu(), "segments": data.rows.cpu()},
-        n_segments=K, n_eff=n_eff, n_eff_target=None if args.kl_bound else n_eff_target, kl=kl,
+        {"policy": policy, "advantage": model, "weights": probabilities, "segments": data.rows},
+        n_segments=K, n_eff=n_eff, n_eff_target=n_eff_target if args.kl_bound is None else None, kl=kl,
         pref_acc_train=pref_acc_train, pref_acc_val=pref_acc_val, **{"lambda": lam},
     )  # fmt: skip
 
 
 # ======== The rest is the same in every script: python tests/test_shared.py --fix copies it ========
+import hashlib
+import json
+import multiprocessing
+import signal
+import threading
+import time
+from collections import Counter
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from fcntl import LOCK_EX, LOCK_NB, flock
+from functools import cache, partial
+from importlib import metadata, util
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import tyro
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+
+def require(condition: bool, problem: str) -> None:
+    """A mistake of the user's ends the program with one line that names the fix."""
+    if not condition:
+        sys.exit(f"error: {problem}")
+
+
 # ---- data ----
 class Segments(NamedTuple):
     obs: torch.Tensor  # (K, T, o)
@@ -310,54 +313,49 @@ def load_data(args: Args, device: torch.device) -> tuple[Segments, Segments]:
     """The segments of n_pref chosen pairs, to learn from, and those of the unused pairs, only to report an accuracy."""
 
     def check(ok: bool, problem: str) -> None:
-        if not ok:
-            sys.exit(f"error: {args.data}: {problem} (data_gen/validate.py says more)")
+        require(ok, f"{args.data}: {problem} (data_gen/validate.py says more)")
 
     try:
-        with zipfile.ZipFile(args.data) as archive:  # np.load does not read to the end, where a checksum would tell
-            check(archive.testzip() is None, f"damaged: the checksum of {archive.testzip()} is wrong; copy it again")
+        digest = hashlib.sha256(Path(args.data).read_bytes()).hexdigest()
         with np.load(args.data, allow_pickle=False) as file:
+            damaged = file.zip.testzip()  # np.load does not read to the end, where a checksum would tell
+            check(damaged is None, f"damaged: the checksum of {damaged} is wrong; copy it again")
             obs, act, prefs, version = (np.asarray(file[key]) for key in ("obs", "act", "prefs", "format_version"))
-            policy = np.asarray(file["policy"]) if "policy" in file else None
+            policy = np.asarray(file["policy"]) if "policy" in file else np.zeros(obs.shape[:1], int)
     except Exception as e:  # not there, not an npz, truncated, pickled, a key is missing, larger than memory
-        reason = " ".join(f"{type(e).__name__}: {e}".split())[:200]
-        sys.exit(f"error: {args.data}: cannot read obs, act, prefs, format_version from it ({reason})")
+        sys.exit(f"error: {args.data}: cannot read obs, act, prefs, format_version from it ({e!r:.200})")
+    resumed = vars(args).setdefault("data_sha256", digest)  # a resumed run has it from args.json
+    require(resumed == digest, f"{args.data}: not the file this run started with; restore it, or start a new run")
     check(np.array_equal(version, 1), "format_version must be the integer 1")
     floats = obs.ndim == act.ndim == 3 and obs.size * act.size > 0 and obs.dtype.kind == act.dtype.kind == "f"
     found = f"found {obs.dtype} {obs.shape} and {act.dtype} {act.shape}"
     check(floats and obs.shape[:2] == act.shape[:2], f"obs and act must be float32, (K, T, o) and (K, T, a), {found}")
-    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite
-        obs, act = obs.astype(np.float32), act.astype(np.float32)
-    check(np.isfinite(obs.sum(dtype=float)), "obs has NaN or infinity; repair or remove those segments")
+    largest = np.abs(obs).max()
+    check(largest <= np.finfo(np.float32).max, "obs has NaN or infinity; repair or remove those segments")
     check(np.abs(act).max() <= 1, "act must be in [-1, 1], without NaN; rescale the actions")
-    integers = prefs.ndim == 2 and prefs.shape[1] == 2 and prefs.dtype.kind in "iu"
+    integers = prefs.shape[1:] == (2,) and prefs.dtype.kind in "iu"
     check(integers, f"prefs must be integers (n, 2), found {prefs.dtype} {prefs.shape}")
     check(prefs.min(initial=0) >= 0 and prefs.max(initial=0) < len(obs), f"prefs must index the {len(obs)} segments")
     check((prefs[:, 0] != prefs[:, 1]).all(), "prefs must not pair a segment with itself; remove those rows")
-    policies = policy is None or (policy.shape == (len(obs),) and policy.dtype.kind in "iu")
-    check(policies, f"policy must be {len(obs)} integers; repair or drop it")
+    check(policy.shape == obs.shape[:1] and policy.dtype.kind in "iu", f"policy must be {len(obs)} integers or absent")
     args.n_pref = args.n_pref or len(prefs)
     check(1 <= args.n_pref <= len(prefs), f"prefs has {len(prefs)} rows; choose --n-pref from 1 to that")
-    if np.abs(obs).max() > 1e6:
-        print(f"warning: {args.data}: obs up to {np.abs(obs).max():.1e}; learning may diverge, rescale them")
+    if largest > 1e6:
+        print(f"warning: {args.data}: obs up to {largest:.1e}; learning may diverge, rescale them")
 
     def segments(pairs: np.ndarray) -> Segments:
-        rows, renumbered = np.unique(pairs, return_inverse=True)
-        arrays = (obs[rows], act[rows], renumbered.reshape(-1, 2), rows)
+        rows, renumbered = np.unique(pairs.astype(np.int64), return_inverse=True)
+        arrays = (obs[rows].astype(np.float32), act[rows].astype(np.float32), renumbered.reshape(-1, 2), rows)
         return Segments(*(torch.from_numpy(x).to(device) for x in arrays))
 
-    prefs = prefs.astype(np.int64)
     chosen = choose_pairs(prefs, args.n_pref, args.seed, policy)
     return segments(prefs[chosen]), segments(np.delete(prefs, chosen, axis=0))
 
 
-def choose_pairs(prefs: np.ndarray, n: int, seed: int, policy: np.ndarray | None = None) -> np.ndarray:
-    """n rows in random order; where the data policies are known, each has its equal share as far as possible."""
-    order = np.random.default_rng([seed, 0]).permutation(len(prefs))
-    if policy is None:
-        return order[:n]
+def choose_pairs(prefs: np.ndarray, n: int, seed: int, policy: np.ndarray) -> np.ndarray:
+    """n rows in random order, in which each of the policies that made the segments has its equal share, if possible."""
     quota, counts, chosen, left = -(-2 * n // len(np.unique(policy))), Counter(), [], []
-    for row in order:
+    for row in np.random.default_rng([seed, 0]).permutation(len(prefs)):
         after = counts + Counter(policy[prefs[row]].tolist())
         fits = max(after.values()) <= quota
         (chosen if fits else left).append(row)
@@ -429,30 +427,28 @@ class MetaWorldEnv:
     """A Meta-World v3 task with CPL's changes: visible goal, new at each reset; random hand start; 35 observations."""
 
     HAND_NOISE = np.array([0.25, 0.15, 0.2])
+    PREVIOUS_HAND = slice(18, 22)  # in Meta-World's 39 observations; left out
 
     def __init__(self, task: str):
         import gymnasium as gym
         from metaworld.env_dict import ALL_V3_ENVIRONMENTS
 
-        self.env = ALL_V3_ENVIRONMENTS[f"{task}-v3"]()
+        self.env = env = ALL_V3_ENVIRONMENTS[f"{task}-v3"]()
         fast_rotation = SimpleNamespace(from_matrix=lambda matrix: SimpleNamespace(as_quat=lambda: quaternion(matrix)))
-        sys.modules[type(self.env).__module__].Rotation = fast_rotation
-        self.env._partially_observable = False
+        sys.modules[type(env).__module__].Rotation = fast_rotation
+        env.max_path_length = HORIZON
+        env._partially_observable = False
         # The cached space was built while the goal was hidden, and step() clips observations to it: goal = (0, 0, 0).
-        del self.env.sawyer_observation_space
-        self.env._freeze_rand_vec = False
-        self.env._set_task_called = True
-        self.env.seeded_rand_vec = True  # goals from env.np_random; reset(seed=...) is ignored by Meta-World
-        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (35,), np.float32)
-        self.action_space = gym.spaces.Box(-1.0, 1.0, (4,), np.float32)
-
-    def _trim(self, obs: np.ndarray) -> np.ndarray:
-        return np.concatenate((obs[:18], obs[22:])).astype(np.float32)  # (39,) -> (35,): no previous hand position
+        del env.sawyer_observation_space
+        env._freeze_rand_vec = False
+        env._set_task_called = True
+        env.seeded_rand_vec = True  # goals from env.np_random; reset(seed=...) is ignored by Meta-World
+        self.observation_space, self.action_space = gym.spaces.Box(-np.inf, np.inf, (35,)), env.action_space
 
     def reset(self, seed: int) -> tuple[np.ndarray, dict]:
         import mujoco
 
-        env, self.steps = self.env, 0
+        env = self.env
         env.seed(seed)
         mujoco.mj_resetData(env.model, env.data)  # nothing of the last episode may reach into this one
         env.reset()
@@ -462,26 +458,21 @@ class MetaWorldEnv:
             env.data.mocap_quat[0] = (1, 0, 1, 0)
             env.do_simulation([-1, 1], env.frame_skip)
         env._prev_obs = env._get_curr_obs_combined_no_goal()
-        return self._trim(env._get_obs()), {}
+        return np.delete(env._get_obs(), self.PREVIOUS_HAND).astype(np.float32), {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
-        obs, reward, _, _, info = self.env.step(action)
-        self.steps += 1
-        return self._trim(obs), float(reward), False, self.steps >= HORIZON, info
+        obs, *rest = self.env.step(action)
+        return np.delete(obs, self.PREVIOUS_HAND).astype(np.float32), *rest
 
 
 @cache  # one per process
 def make_env(task: str, env_id: str = ""):
-    import gymnasium as gym
-
-    if task in METAWORLD_TASKS and not env_id:
-        return MetaWorldEnv(task)
-    if task not in LOCOMOTION_TASKS and not env_id:
-        known = ", ".join((*METAWORLD_TASKS, *LOCOMOTION_TASKS))
-        sys.exit(f"error: --task {task}: no simulator of that name; use one of {known}, or --env-id, or --no-eval")
-    spec = dict(id=env_id) if env_id else {**LOCOMOTION_TASKS[task], "max_episode_steps": HORIZON}
     try:
-        env = gym.make(**spec)
+        if task in METAWORLD_TASKS and not env_id:
+            return MetaWorldEnv(task)
+        import gymnasium as gym
+
+        env = gym.make(env_id) if env_id else gym.make(**LOCOMOTION_TASKS[task], max_episode_steps=HORIZON)
         if env.spec.max_episode_steps is None:
             print(f"warning: {env_id} has no time limit: episodes end after 1,000 steps")
             env = gym.wrappers.TimeLimit(env, 1_000)
@@ -492,8 +483,9 @@ def make_env(task: str, env_id: str = ""):
         env = gym.wrappers.TransformAction(env, lambda a: low + (a + 1.0) * 0.5 * (high - low), unit)
         return gym.wrappers.FlattenObservation(env)
     except Exception as e:
-        reason = " ".join(f"{type(e).__name__}: {e}".split())[:200]
-        sys.exit(f"error: --env-id {spec['id']}: must be installed and have bounded continuous actions ({reason})")
+        name = f"--env-id {env_id}" if env_id else f"--task {task}"
+        fix = f"one of {', '.join((*METAWORLD_TASKS, *LOCOMOTION_TASKS))}, or an installed --env-id, or --no-eval"
+        sys.exit(f"error: {name}: no simulator with bounded continuous actions ({e!r:.200}); use {fix}")
 
 
 # ---- evaluation ----
@@ -523,29 +515,27 @@ def run_episode(task: str, env_id: str, layers: list, whole: bool, seed: int) ->
 # ---- run directory ----
 def prepare(args: Args) -> torch.device:
     """Flags of a resumed run, flags that others imply, checks, the seed, the device."""
+    script = Path(__file__).name
     if args.resume:
         folder, here = Path(args.resume), dict(resume=args.resume, cuda=args.cuda, eval_workers=args.eval_workers)
         try:
             vars(args).update(json.loads((folder / "args.json").read_text()), **here)
         except (OSError, ValueError, TypeError):
             sys.exit(f"error: --resume {folder}: no readable args.json there; give a run directory, runs/<name>")
-        if vars(args).get("script") != Path(__file__).name:
-            sys.exit(f"error: --resume {folder}: not a run of this script; its args.json names the right one")
+        require(vars(args).get("script") == script, f"--resume {folder}: not a run of this script, see its args.json")
         if (folder / "result.json").is_file():
             print(f"{folder} is complete already")
             sys.exit(0)
-    if not args.task and not args.data:
-        sys.exit("error: give --task (for example --task door-open), or --data with --env-id or --no-eval")
+    require(args.task or args.data, "give --task (for example door-open), or --data with --env-id or --no-eval")
+    args.script = script  # stands in args.json beside the flags
     args.task = args.task or Path(args.data).stem
     args.data = args.data or f"data/{args.task}.npz"
     for name, default in vars(Args()).items():  # a number is above 0, or 0 where that is its default
         value, zero = getattr(args, name), not default or name == "seed" or "dropout" in name
         if type(value) in (int, float) and not (0 < value < np.inf or (value == 0 and zero)):
             sys.exit(f"error: --{name.replace('_', '-')} {value}: must be {'at least' if zero else 'above'} 0")
-    if "/" in args.task + args.exp_name:
-        sys.exit("error: --task and --exp-name become a folder's name: they must not contain a slash")
-    if args.track and util.find_spec("wandb") is None:
-        sys.exit("error: --track: needs wandb: pip install wandb")
+    require("/" not in args.task + args.exp_name, "--task and --exp-name name a folder: they must not contain a slash")
+    require(not args.track or util.find_spec("wandb"), "--track: needs wandb: pip install wandb")
     if args.cuda and not torch.cuda.is_available():
         print("no GPU found: running on the CPU")
     torch.manual_seed(args.seed)
@@ -566,44 +556,37 @@ class Run:
     """args.json, TensorBoard, evals.csv, checkpoint.pt while it lasts; model.pt and result.json once complete."""
 
     CHECKPOINT_SECONDS = 60
+    DIVERGED = "learning has diverged; lower the learning rate, or rescale observations that are far from 1"
 
     def __init__(self, args: Args, **parts):
         """`parts`: modules and optimizers; a resumed run restores them, and the random state, here."""
-        self.args, self.parts, self.phase, self.done, self.curve, self.pool = args, parts, "data", {}, [], None
+        self.args, self.parts, self.phase, self.done, self.curve = args, parts, "data", {}, []
         self.seconds, self.clock = dict.fromkeys(("data", "utility", "policy", "evaluation"), 0.0), time.monotonic()
-        if args.eval:  # first of all: a process with TensorBoard's threads should not be forked
+        self.pool = ProcessPoolExecutor(args.eval_workers, initializer=start_worker)
+        if args.eval:
             env, net = make_env(args.task, args.env_id), parts["policy"].net  # forked workers inherit the simulator
             dims = env.observation_space.shape + env.action_space.shape
-            if dims != (net[0].in_features, net[-2].out_features):
-                fix = f"fix --task or --env-id, which has {dims} dimensions, or use --no-eval"
-                sys.exit(f"error: {args.data}: obs and act do not fit the simulator; {fix}")
-            self.pool = ProcessPoolExecutor(args.eval_workers, initializer=start_worker)
-            self.pool.submit(os.getpid).result()  # starts them
-        with open(args.data, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        self.flags = {"script": Path(__file__).name, "data_sha256": digest, **asdict(args)}
+            problem = f"{args.data}: does not fit the simulator, which has {dims} dimensions; fix --task or --env-id"
+            require(dims == (net[0].in_features, net[-2].out_features), problem)
+            self.pool.submit(os.getpid).result()  # starts them before TensorBoard's threads, which are not to be forked
         name = f"{args.task}__{args.exp_name}__n{args.n_pref}__s{args.seed}__{int(time.time())}"
         self.folder = Path(args.resume or Path(args.runs_dir, name))
         try:
             if not args.resume:
-                try:
-                    self.folder.mkdir(parents=True)
-                except FileExistsError:  # a run started in the same second
-                    self.folder = Path(f"{self.folder}-{os.getpid()}")
-                    self.folder.mkdir()
-                write(self.folder / "args.json", json.dumps(self.flags, indent=1))
+                while self.folder.exists():  # a run started in the same second
+                    self.folder = Path(f"{self.folder}-2")
+                self.folder.mkdir(parents=True)
+                write(self.folder / "args.json", json.dumps(vars(args), indent=1))
             self.lock = open(self.folder / "args.json")  # held until this process ends
             flock(self.lock, LOCK_EX | LOCK_NB)
         except OSError as e:
             sys.exit(f"error: {self.folder}: cannot be used: no folder, or another process is at this run ({e})")
-        if json.load(self.lock)["data_sha256"] != digest:
-            sys.exit(f"error: {args.data}: not the file this run started with; restore it, or start a new run")
         if (self.folder / "checkpoint.pt").is_file():
             self.restore()
         if args.track:
             import wandb
 
-            wandb.init(project="paws", name=self.folder.name, config=asdict(args), sync_tensorboard=True)
+            wandb.init(project="paws", name=self.folder.name, config=vars(args), sync_tensorboard=True)
         self.writer, self.saved = SummaryWriter(self.folder), time.monotonic()
         signal.signal(signal.SIGINT, self.interrupt)
         print(f"run directory: {self.folder}")
@@ -612,27 +595,24 @@ class Run:
         print(f"\nstopped; continue with: python {sys.argv[0]} --resume {self.folder}", file=sys.stderr, flush=True)
         os._exit(1)  # at once: evaluation processes end by themselves, in the middle of an episode
 
-    def tick(self, name: str) -> None:
-        """The time since the last call was spent on `name`."""
+    def tick(self, phase: str) -> None:
+        """`phase` begins; the time since the last call was spent on the one before."""
+        name = self.phase if self.phase in self.seconds else "utility"  # the advantage or reward model
         self.seconds[name] += time.monotonic() - self.clock
-        self.clock = time.monotonic()
+        self.phase, self.clock = phase, time.monotonic()
 
     def steps(self, phase: str, total: int):
         """1 ... total, or from where a killed run was; a checkpoint once a minute, between two updates."""
-        self.tick("data" if self.phase == "data" else "utility")
-        self.phase = phase
+        self.tick(phase)
         for step in tqdm(range(self.done.get(phase, 0) + 1, total + 1), desc=phase, unit="update", disable=None):
             yield step
             self.done[phase] = step
-            self.tick("policy" if phase == "policy" else "utility")
             if time.monotonic() - self.saved > self.CHECKPOINT_SECONDS:
                 self.save()
 
     def save(self) -> None:
         """Everything that the rest of the run depends on."""
-        for key, part in self.parts.items():
-            if isinstance(part, nn.Module):
-                self.check(f"a weight of {key}", sum(p.sum() for p in part.parameters()).item(), self.done[self.phase])
+        self.tick(self.phase)
         states = {key: part.state_dict() for key, part in self.parts.items()}
         rng = {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}
         rest = {"done": self.done, "curve": self.curve, "seconds": self.seconds}
@@ -652,15 +632,10 @@ class Run:
             sys.exit(f"error: {path}: damaged ({type(e).__name__}); delete it, then --resume starts this run anew")
         print(f"continuing after {self.done}")
 
-    def check(self, name: str, value: float, step: int) -> None:
-        if not np.isfinite(value):
-            fix = "lower the learning rate, or rescale observations that are far from 1"
-            sys.exit(f"error: {self.phase} update {step}: {name} is not finite, learning has diverged; {fix}")
-
     def log(self, step: int, **values: float | None) -> None:
         for key, value in values.items():
             if value is not None:
-                self.check(key, value, step)
+                require(np.isfinite(value), f"{self.phase} update {step}: {key} is not finite, {self.DIVERGED}")
                 self.writer.add_scalar(key.replace("__", "/"), value, step)
 
     def evaluate(self, policy: Policy, step: int) -> None:
@@ -668,7 +643,7 @@ class Run:
         args = self.args
         if not args.eval:
             return
-        self.tick("policy")
+        self.tick("evaluation")
         linears = [layer for layer in policy.net if isinstance(layer, nn.Linear)]
         layers = [(m.weight.detach().cpu().numpy().T.copy(), m.bias.detach().cpu().numpy()) for m in linears]
         seeds = np.random.SeedSequence([args.seed, step]).generate_state(args.eval_episodes) >> 1
@@ -676,45 +651,44 @@ class Run:
         share = -(-args.eval_episodes // args.eval_workers)  # of a worker
         try:
             success, returned = np.mean(list(self.pool.map(play, seeds.tolist(), chunksize=share)), axis=0).tolist()
-        except BrokenProcessPool:
+        except BrokenExecutor:
             sys.exit("error: an evaluation process died (out of memory?); try fewer --eval-workers, then --resume")
         success = None if np.isnan(success) else success
         returned = returned if args.eval_return or success is None else None  # None: episodes were cut short
-        self.tick("evaluation")
+        self.tick("policy")
         self.curve.append([step, success, returned, round(sum(self.seconds.values()), 1)])
         rows = [",".join("" if value is None else str(value) for value in row) for row in self.curve]
         write(self.folder / "evals.csv", "\n".join(["step,success_rate,episodic_return,seconds", *rows, ""]))
         speed = step / (self.seconds["policy"] + self.seconds["evaluation"])
         self.log(step, eval__success_rate=success, eval__episodic_return=returned, charts__SPS=speed)
-        tqdm.write(f"update {step}/{args.total_steps}: success {success}, return {returned}", file=sys.stdout)
+        tqdm.write(f"update {step}/{args.total_steps}: success {success}, return {returned}")
 
-    def finish(self, modules: dict[str, nn.Module], tensors: dict[str, torch.Tensor] | None = None, **summary) -> dict:
-        """model.pt, result.json, and the same on the last line of standard output."""
-        self.save()
-        weights = {name: {k: v.cpu() for k, v in module.state_dict().items()} for name, module in modules.items()}
-        write(self.folder / "model.pt", {"format_version": 1, "args": self.flags, **weights, **(tensors or {})})
-        result = {"algorithm": self.args.exp_name, **{key: self.flags[key] for key in ("task", "n_pref", "seed")}}
-        result["steps"] = self.args.total_steps
-        result |= dict.fromkeys(
-            ("n_segments", "lambda", "n_eff", "n_eff_target", "kl", "pref_acc_train", "pref_acc_val")
-        )
-        result |= {k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in summary.items()}
+    def finish(self, learned: dict[str, nn.Module | torch.Tensor], **summary) -> dict:
+        """model.pt with what was learned, result.json, and the same on the last line of standard output."""
+        args, networks = self.args, [part for part in learned.values() if isinstance(part, nn.Module)]
+        finite = all(p.isfinite().all() for network in networks for p in network.parameters())
+        require(finite, f"a weight is not finite after the last update, {self.DIVERGED}")
+        states = {k: dict(v.cpu().state_dict()) if isinstance(v, nn.Module) else v.cpu() for k, v in learned.items()}
+        write(self.folder / "model.pt", {"format_version": 1, "args": vars(args), **states})
+        keys = "algorithm task n_pref seed steps n_segments lambda n_eff n_eff_target kl pref_acc_train pref_acc_val"
+        flags = dict(task=args.task, n_pref=args.n_pref, seed=args.seed, steps=args.total_steps)
+        found = {k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in summary.items()}
+        result = {**dict.fromkeys(keys.split()), "algorithm": args.exp_name, **flags, **found}
         for name, column in (("success", 1), ("return", 2)):  # smoothed over 8 adjacent evaluations
             values = [row[column] for row in self.curve if row[column] is not None]
             window = min(8, len(values))
             smooth = np.convolve(values, np.ones(window) / window, "valid").tolist() if values else [None]
             result[f"{name}_peak"], result[f"{name}_last"] = max(smooth), smooth[-1]
-        self.tick("policy")
+        self.tick("")
         result["curve"] = [row[:3] for row in self.curve]
         result["seconds"] = {**self.seconds, "total": sum(self.seconds.values())}
-        installed = {package.metadata["Name"]: package.version for package in metadata.distributions()}
+        installed = {package.name: package.version for package in metadata.distributions()}
         packages = ("torch", "numpy", "mujoco", "metaworld", "gymnasium")
         result["versions"] = {"python": sys.version.split()[0], **{name: installed.get(name) for name in packages}}
         write(self.folder / "result.json", json.dumps(result, indent=1, allow_nan=False))
-        (self.folder / "checkpoint.pt").unlink()
+        (self.folder / "checkpoint.pt").unlink(missing_ok=True)
         self.writer.close()
-        if self.pool:
-            self.pool.shutdown()
+        self.pool.shutdown()
         print(json.dumps(result))
         return result
 
