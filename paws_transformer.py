@@ -20,7 +20,7 @@
 3. Policy: weighted maximum likelihood with whole segments' weights, never single steps'.
        max sum_i w_i sum_t log pi(a_t | s_t)                                                   Eq. 8
 
-The method is lines 27 to 275. Below it is what every script of this repository has in common: data, policy,
+The method is lines 27 to 276. Below it is what every script of this repository has in common: data, policy,
 simulators, evaluation, run directory. Choices where the paper is silent: docs/paws_transformer.md.
 """
 
@@ -44,7 +44,7 @@ from torch import nn
 class Args:
     task: str = ""  # one of the 14 tasks, or any name for your own data
     n_pref: int = 0  # preference pairs to learn from, a seeded choice [all in the file]
-    n_eff: float = 0.0  # effective sample size: up to 1 a share of the segments, above 1 a number [0.1 or 0.3]
+    n_eff: float = 0.0  # effective sample size, a share of the segments or (above 1) a number [0.1; locomotion, chi2 0.3]
     seed: int = 1  # of the choice of pairs, networks, minibatches, dropout and evaluation episodes
     trust_region: Literal["kl", "chi2"] = "kl"  # exponential weights (the paper), or the linear ones, optimal for n_eff
     kl_bound: float | None = None  # epsilon: choose lambda by the dual (Eq. 9) for this bound instead of by n_eff
@@ -247,7 +247,8 @@ def main(args: Args) -> dict:
         weights = exponential_weights(pieces, lam)
     n_eff, kl = effective_samples(weights), kl_divergence(weights)
     run.log(0, weights__lambda=lam, weights__n_eff=n_eff, weights__kl=kl, weights__max=weights.max())
-    print(f"weights: lambda {lam}, n_eff {n_eff:.1f} of {len(pieces)}, KL {kl:.3f}, largest {weights.max():.4f}")
+    shape = "linear" if lam is None else f"lambda {lam:.4g}"
+    print(f"weights: {shape}, n_eff {n_eff:.1f} of {len(pieces)}, KL {kl:.3f}, largest {weights.max():.4f}")
     if args.kl_bound is None and abs(n_eff / n_eff_target - 1) > 0.01:
         print(f"n_eff {n_eff_target:g} cannot be had with these advantages: this is the nearest")
 
