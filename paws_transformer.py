@@ -44,7 +44,7 @@ from torch import nn
 class Args:
     task: str = ""  # one of the 14 tasks, or any name for your own data
     n_pref: int = 0  # preference pairs to learn from, a seeded choice [all in the file]
-    n_eff: float = 0.0  # effective sample size, a share of the segments or (above 1) a number [0.1; locomotion, chi2 0.3]
+    n_eff: float = 0.0  # effective sample size: a share of the segments, above 1 a number [0.1; locomotion, chi2 0.3]
     seed: int = 1  # of the choice of pairs, networks, minibatches, dropout and evaluation episodes
     trust_region: Literal["kl", "chi2"] = "kl"  # exponential weights (the paper), or the linear ones, optimal for n_eff
     kl_bound: float | None = None  # epsilon: choose lambda by the dual (Eq. 9) for this bound instead of by n_eff
