@@ -8,7 +8,7 @@
 """BC: behaviour cloning of the segments in the preference pairs, the baseline that reads no label. MIT licence.
 
     python baselines/bc.py --task door-open --n-pref 50                    (the published 500,000 updates)
-    python baselines/bc.py --task door-open --n-pref 50 --total-steps 10000 --batch-size 256 --eval-every 500
+    python baselines/bc.py --task door-open --n-pref 50 --total-steps 6000 --batch-size 256 --eval-every 300
 
     L_BC = mean ||mu(s) - a||^2 = -mean log pi(a | s), over steps drawn uniformly from all segments
 

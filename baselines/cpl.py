@@ -8,7 +8,7 @@
 """CPL: Contrastive Preference Learning (Hejna et al., ICLR 2024), preferences without a reward model. MIT licence.
 
     python baselines/cpl.py --task door-open --n-pref 50                    (the published 500,000 updates)
-    python baselines/cpl.py --task door-open --n-pref 50 --total-steps 10000 --batch-size 8 --eval-every 500
+    python baselines/cpl.py --task door-open --n-pref 50 --total-steps 6000 --batch-size 8 --eval-every 300
 
 Under maximum entropy the optimal advantage is alpha log pi*, so preferences by regret train the policy itself.
 1. Behaviour cloning of both segments of each pair: L_BC = -mean log pi(a_t | s_t)

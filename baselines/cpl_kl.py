@@ -8,7 +8,7 @@
 """CPL+KL: Contrastive Preference Learning against a reference policy (Hejna et al., ICLR 2024). MIT licence.
 
     python baselines/cpl_kl.py --task door-open --n-pref 50                    (the published 500,000 updates)
-    python baselines/cpl_kl.py --task door-open --n-pref 50 --total-steps 10000 --batch-size 8 --eval-every 500
+    python baselines/cpl_kl.py --task door-open --n-pref 50 --total-steps 6000 --batch-size 8 --eval-every 300
 
 CPL for a KL-constrained objective: log pi becomes the log-ratio to the cloned policy.
 1. Behaviour cloning of both segments of each pair: L_BC = -mean log pi(a_t | s_t)

@@ -9,7 +9,7 @@
 
     python baselines/dppo.py --task door-open --n-pref 50
 
-These are the published sizes; on a CPU add --total-steps 6000 --eval-every 300 --batch-size 32 --predictor-steps 240
+These are the published sizes; on a CPU add --total-steps 6000 --eval-every 300 --batch-size 16 --predictor-steps 240
 --predictor-batch-size 16 --window-stride 8.
 
 1. Preference predictor f: a Transformer over a window of a segment, fitted to the pairs of whole segments.

@@ -9,7 +9,7 @@
 
     python baselines/ipl.py --task door-open --n-pref 50
 
-These are the published sizes; on a CPU add --total-steps 4800 --eval-every 120 --batch-size 8 --transitions 512.
+These are the published sizes; on a CPU add --total-steps 6000 --eval-every 300 --batch-size 4 --transitions 256.
 
 The inverse Bellman operator turns Q into the reward that it is optimal for, so preferences train Q itself:
     r_i(s, a, s') = Q_i(s, a) - gamma V(s')                         for both critics i; no gradient to V

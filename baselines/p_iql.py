@@ -9,7 +9,7 @@
 
     python baselines/p_iql.py --task door-open --n-pref 50
 
-These are the published sizes; on a CPU add --total-steps 8000 --eval-every 200 --batch-size 16 --transitions 256.
+These are the published sizes; on a CPU add --total-steps 6000 --eval-every 300 --batch-size 16 --transitions 256.
 
 The variant of CPL's code (Hejna et al., ICLR 2024), on which the PAWS paper's figures rest. Each update, in this order:
     reward  L_R  = -mean log sigmoid(sum_t r(tau+) - sum_t r(tau-))             only in the first 10 % of the updates

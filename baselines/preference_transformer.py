@@ -9,8 +9,8 @@
 
     python baselines/preference_transformer.py --task door-open --n-pref 50
 
-These are the published sizes; on a CPU add --reward-steps 400 --reward-batch-size 16 --total-steps 10000
---eval-every 250.
+These are the published sizes; on a CPU add --reward-steps 400 --reward-batch-size 16 --total-steps 6000
+--eval-every 300.
 
 1. Reward model: a causal Transformer reads a_1, s_1, a_2, s_2, ...; x_t is its output at s_t. One linear layer makes
    q_t, k_t and the scalar r_t of x_t; preference attention looks at the whole segment:
