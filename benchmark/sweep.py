@@ -266,6 +266,12 @@ def finished(folder: Path) -> tuple[Path, dict] | None:
     return next(((run, result) for run, result in found if "curve" in result), None)
 
 
+def collected(cell: Cell, setup: Setup, results: Path) -> bool:
+    """The same commit was run on another machine, whose result is here without its run directory."""
+    result = read_json(results / f"{cell.name}.json")
+    return not (setup.runs / cell.name).exists() and "curve" in result and result.get("commit") == setup.commit
+
+
 def command(cell: Cell, setup: Setup, anew: bool = False) -> list[str]:
     """Resumes what the same flags and commit have left a checkpoint of."""
     folder, flags = setup.runs / cell.name, flags_of(cell, setup)
@@ -476,7 +482,10 @@ def main(args: Args) -> int:
         before = read_json(runs / cell.name / "sweep.json").get("flags")
         if finished(runs / cell.name) and before != flags_of(cell, setup):
             sys.exit(f"error: {runs / cell.name} was run with other flags ({shlex.join(before or [])}): remove it")
-    left = [cell for cell in cells if not finished(runs / cell.name)]
+    done = [cell for cell in cells if finished(runs / cell.name)]
+    elsewhere = [cell for cell in cells if collected(cell, setup, results)]
+    needed = {cell.advantage_from for cell in cells if cell not in done and cell not in elsewhere}
+    left = [c for c in cells if c not in done and (c not in elsewhere or c.name in needed)]
     if args.dry_run:
         print_plan(left, setup, results, args.workers)
         return 0
@@ -495,7 +504,7 @@ def main(args: Args) -> int:
     work = {cell: measured.get(cell.method, guess) for cell in left}  # what is left; only proportions matter
     all_work, begun, failed, ended = sum(work.values()), time.monotonic(), {}, 0
     # Complete runs are collected at once; runs that others take the advantage model from come before those.
-    waves = [[c for c in cells if c not in work], *([c for c in left if bool(c.advantage_from) == b] for b in (0, 1))]
+    waves = [done, *([c for c in left if bool(c.advantage_from) == b] for b in (0, 1))]
     for wave in waves:
         for patient in (False, True):  # what another sweep is at is left to that, and collected in the end
             busy = []

@@ -419,6 +419,10 @@ def test_sweep_resumes_collects_and_repeats_only_what_is_damaged(tmp_path, no_gi
     again = run_sweep(tmp_path)
     assert "1 runs, 1 of them complete" in again.stdout and (folder / "log.txt").read_text().count("run directory") == 1
 
+    moved = folder.rename(tmp_path / "moved")  # as on another machine, which has the collected result alone
+    assert "1 runs, 1 of them complete" in run_sweep(tmp_path).stdout and not folder.exists()
+    moved.rename(folder)
+
     (run / "result.json").unlink()
     (run / "checkpoint.pt").write_bytes(b"garbage")  # resuming fails, so the second attempt starts anew
     done = run_sweep(tmp_path)
