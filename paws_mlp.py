@@ -1,9 +1,7 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = [
-#   "torch>=2.6", "tyro>=0.9", "numpy>=2", "scipy>=1.13", "tensorboard", "tqdm",
-#   "gymnasium[mujoco]>=1.1", "mujoco==3.3.0", "metaworld==3.1.1",
-# ]
+# dependencies = ["torch>=2.6", "tyro>=0.9", "numpy>=2", "scipy>=1.17", "tensorboard", "tqdm",
+#                 "gymnasium[mujoco]>=1.1", "mujoco==3.3.0", "metaworld==3.1.1"]
 # ///
 """PAWS, MLP advantage model: Preference Learning with Advantage-Weighted Segments (ICML 2026). MIT licence.
 
@@ -19,7 +17,7 @@
 3. Policy: weighted maximum likelihood with whole segments' weights, never single steps'.
        max sum_i w_i sum_t log pi(a_t | s_t)                                                   Eq. 8
 
-The method is lines 26 to 261. Below it is what every script of this repository has in common: data, policy,
+The method is lines 24 to 259. Below it is what every script of this repository has in common: data, policy,
 simulators, evaluation, run directory. Choices where the paper is silent: docs/paws_mlp.md.
 """
 
@@ -395,20 +393,6 @@ LOCOMOTION_TASKS = {  # without early termination
 HORIZON = 250
 
 
-def quaternion(matrix: np.ndarray) -> np.ndarray:
-    """(x, y, z, w) of a rotation matrix with the bits of scipy's Rotation, which takes a third of a Meta-World step."""
-    m = matrix.tolist()
-    trace = m[0][0] + m[1][1] + m[2][2]
-    i = max(range(3), key=lambda axis: m[axis][axis])
-    j, k = (i + 1) % 3, (i + 2) % 3
-    if trace > m[i][i]:
-        q = [m[2][1] - m[1][2], m[0][2] - m[2][0], m[1][0] - m[0][1], 1 + trace]
-    else:
-        q = [0.0, 0.0, 0.0, m[k][j] - m[j][k]]
-        q[i], q[j], q[k] = 1 - trace + 2 * m[i][i], m[j][i] + m[i][j], m[k][i] + m[i][k]
-    return np.array(q) / np.sqrt(q[0] * q[0] + q[1] * q[1] + q[2] * q[2] + q[3] * q[3])
-
-
 class MetaWorldEnv:
     """A Meta-World v3 task with CPL's changes: visible goal, new at each reset; random hand start; 35 observations."""
 
@@ -418,10 +402,12 @@ class MetaWorldEnv:
     def __init__(self, task: str):
         import gymnasium as gym
         from metaworld.env_dict import ALL_V3_ENVIRONMENTS
+        from scipy.spatial.transform import Rotation
 
         self.env = env = ALL_V3_ENVIRONMENTS[f"{task}-v3"]()
-        fast_rotation = SimpleNamespace(from_matrix=lambda matrix: SimpleNamespace(as_quat=lambda: quaternion(matrix)))
-        sys.modules[type(env).__module__].Rotation = fast_rotation
+        # Its quaternions without scipy's test that a matrix is a rotation, which takes a third of a step.
+        unchecked = SimpleNamespace(from_matrix=partial(Rotation.from_matrix, assume_valid=True))
+        sys.modules[type(env).__module__].Rotation = unchecked
         env.max_path_length = HORIZON
         env._partially_observable = False
         # The cached space was built while the goal was hidden, and step() clips observations to it: goal = (0, 0, 0).
@@ -462,10 +448,9 @@ def make_env(task: str, env_id: str = ""):
         if env.spec.max_episode_steps is None:
             print(f"warning: {env_id} has no time limit: episodes end after 1,000 steps")
             env = gym.wrappers.TimeLimit(env, 1_000)
-        low, high = env.action_space.low, env.action_space.high
-        if not env.action_space.is_bounded():
-            raise ValueError(f"found {env.action_space}")
-        unit = gym.spaces.Box(-1.0, 1.0, low.shape, np.float32)  # RescaleAction would round differently from the data's
+        assert env.action_space.is_bounded()
+        low, high = env.action_space.low, env.action_space.high  # RescaleAction would round differently from the data's
+        unit = gym.spaces.Box(-1.0, 1.0, low.shape)
         env = gym.wrappers.TransformAction(env, lambda a: low + (a + 1.0) * 0.5 * (high - low), unit)
         return gym.wrappers.FlattenObservation(env)
     except Exception as e:

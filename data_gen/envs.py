@@ -8,11 +8,13 @@ import os
 import sys
 import threading
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import gymnasium as gym
 import mujoco
 import numpy as np
+from scipy.spatial.transform import Rotation
 
 METAWORLD_TASKS = (
     "button-press", "door-open", "drawer-open", "faucet-close", "lever-pull",
@@ -32,20 +34,6 @@ HORIZON = 250
 SUCCESS_REWARD = {"lever-pull": 10.0, "push-back": 10.0}
 
 
-def quaternion(matrix: np.ndarray) -> np.ndarray:
-    """(x, y, z, w) of a rotation matrix with the bits of scipy's Rotation, which takes a third of a Meta-World step."""
-    m = matrix.tolist()
-    trace = m[0][0] + m[1][1] + m[2][2]
-    i = max(range(3), key=lambda axis: m[axis][axis])
-    j, k = (i + 1) % 3, (i + 2) % 3
-    if trace > m[i][i]:
-        q = [m[2][1] - m[1][2], m[0][2] - m[2][0], m[1][0] - m[0][1], 1 + trace]
-    else:
-        q = [0.0, 0.0, 0.0, m[k][j] - m[j][k]]
-        q[i], q[j], q[k] = 1 - trace + 2 * m[i][i], m[j][i] + m[i][j], m[k][i] + m[i][k]
-    return np.array(q) / np.sqrt(q[0] * q[0] + q[1] * q[1] + q[2] * q[2] + q[3] * q[3])
-
-
 class MetaWorldEnv:
     """A Meta-World v3 task with CPL's changes: visible goal, new at each reset; random hand start; 35 observations."""
 
@@ -56,8 +44,9 @@ class MetaWorldEnv:
         from metaworld.env_dict import ALL_V3_ENVIRONMENTS
 
         self.env = ALL_V3_ENVIRONMENTS[f"{task}-v3"]()
-        fast_rotation = SimpleNamespace(from_matrix=lambda matrix: SimpleNamespace(as_quat=lambda: quaternion(matrix)))
-        sys.modules[type(self.env).__module__].Rotation = fast_rotation
+        # Its quaternions without scipy's test that a matrix is a rotation, which takes a third of a step.
+        unchecked = SimpleNamespace(from_matrix=partial(Rotation.from_matrix, assume_valid=True))
+        sys.modules[type(self.env).__module__].Rotation = unchecked
         self.env._partially_observable = False
         # The cached space was built while the goal was hidden, and step() clips observations to it: goal = (0, 0, 0).
         del self.env.sawyer_observation_space
