@@ -443,7 +443,7 @@ class MetaWorldEnv:
     """A Meta-World v3 task with CPL's changes: visible goal, new at each reset; random hand start; 35 observations."""
 
     HAND_NOISE = np.array([0.25, 0.15, 0.2])
-    PREVIOUS_HAND = slice(18, 22)  # in Meta-World's 39 observations; left out
+    KEPT = np.r_[0:18, 22:39]  # of Meta-World's 39 observations: all but the previous position of the hand
 
     def __init__(self, task: str):
         import gymnasium as gym
@@ -476,11 +476,11 @@ class MetaWorldEnv:
             env.data.mocap_quat[0] = (1, 0, 1, 0)
             env.do_simulation([-1, 1], env.frame_skip)
         env._prev_obs = env._get_curr_obs_combined_no_goal()
-        return np.delete(env._get_obs(), self.PREVIOUS_HAND).astype(np.float32), {}
+        return env._get_obs()[self.KEPT].astype(np.float32), {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
         obs, *rest = self.env.step(action)
-        return np.delete(obs, self.PREVIOUS_HAND).astype(np.float32), *rest
+        return obs[self.KEPT].astype(np.float32), *rest
 
 
 @cache  # one per process

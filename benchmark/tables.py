@@ -29,10 +29,12 @@ NAMES = {
     "paws_transformer": "PAWS (Trans.)", "paws_mlp": "PAWS (MLP)", "paws_transformer_chi2": "PAWS-χ² (Trans.)",
     "paws_mlp_chi2": "PAWS-χ² (MLP)", "paws_transformer_state": "State (Trans., step alone)",
     "paws_transformer_state_context": "State (Trans., in context)", "paws_mlp_state": "State (MLP)",
-    "bc_best": "*BC (best policy's segments)*", "paws_oracle": "*PAWS (oracle's advantages)*",
-    "data_best": "*best data policy*",
+    "paws_mlp_512": "PAWS (MLP, 3 x 512)", "bc_best": "*BC (best policy's segments)*",
+    "paws_oracle": "*PAWS (oracle's advantages)*", "data_best": "*best data policy*",
 }  # fmt: skip
 ORACLES = ("bc_best", "paws_oracle", "data_best")  # know what no method may know
+# --flags of the sweep for PAWS (MLP) with the paper's advantage model, which preset quick has smaller
+PAPERS_SIZE = "--advantage-width 512 --advantage-layers 3 --advantage-learning-rate 3e-4 --advantage-steps 3000"
 WINDOW = 8
 
 
@@ -116,8 +118,11 @@ def mean_over_tasks(figures: list[Figure | None]) -> Figure | None:
 
 # ---- results ----
 def load_results(folder: Path) -> list[dict]:
-    """Evaluated runs with the preset's own flags."""
+    """Evaluated runs with the preset's own flags; those with the paper's advantage model are a method of their own."""
     found = [{**sweep.read_json(path), "path": str(path)} for path in sorted(folder.glob("*.json"))]
+    for run in found:
+        if (run.get("method"), run.get("flags")) == ("paws_mlp", PAPERS_SIZE):
+            run |= {"method": "paws_mlp_512", "flags": ""}
     return [run for run in found if run.get("curve") and not run["flags"] and curve_of(run)[0] is not None]
 
 
@@ -283,6 +288,12 @@ def preset_sections(preset: str, results: list[dict], folder: Path, mixed: bool)
         sections.append(
             task_table(f"Meta-World, {n} preferences: success (%)", run, figures, paper.METAWORLD, columns, mixed)
         )
+    title = "Size of the advantage model, PAWS (MLP), 500 preferences: success (%)"
+    command = (
+        f'{run} --methods paws_mlp --n-prefs 500 --tasks door-open drawer-open --seeds 1 2 3 [--flags="{PAPERS_SIZE}"]'
+    )
+    columns = [("paws_mlp", 500), ("paws_mlp_512", 500)]
+    sections.append(task_table(title, command, figures, ("door-open", "drawer-open"), columns, mixed))
     for n in both:
         columns = [(m, n) for m in (*methods, *ORACLES)]
         title = f"Locomotion, {n} preferences: episodic return"

@@ -117,6 +117,8 @@ def test_page(tmp_path):
             write_result(folder, "paws_mlp", task, 500, 1, level, [("n-eff", share)])
     for i, labeler in enumerate(("anna", "ben"), 1):
         write_result(folder, "bc", "door-open", 50, i, 70 + i, data=labeler)
+    write_result(folder, "paws_mlp", "drawer-open", 500, 1, 80, flags=tables.PAPERS_SIZE)
+    write_result(folder, "paws_mlp", "drawer-open", 500, 2, 10, flags="--batch-size 1")  # in no table
     page = make_page(tmp_path)
     door = next(line for line in page.split("\n") if line.startswith("| Door Open | 50±8 (48±6) |"))
     assert "| **90±8** (65±15) |" in door and "| 95±8 |" in door  # SE of 46 and 54: 4 sqrt(2) / sqrt(2)
@@ -126,6 +128,7 @@ def test_page(tmp_path):
     assert "| Hopper | **410** (401±22) |" in page
     assert "| 20% | – | 70.0 |" in page and "| 30% | – | 60.0 |" in page and "| 40% | – | – |" in page
     assert "| Door Open | **72±1** (74±2) |" in page  # human labels
+    assert "| Drawer Open | – (75±3) | **80** |" in page  # the paper's advantage model
     assert (
         "`python benchmark/sweep.py --preset quick`; preset quick; seeds per figure: 2; commit abc; a machine." in page
     )
