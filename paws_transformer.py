@@ -10,7 +10,7 @@
 1. Advantage: an encoder-only Transformer reads a segment, an MLP head gives A_t of each step;
    A(tau) = sum_t A_t is fitted to pairs by Bradley-Terry.                                     Eq. 1
        L_pref = -mean log sigmoid(A(tau+) - A(tau-))                                           Eq. 2
-2. Weights: max_p E_p[A] with KL(p || data) <= epsilon has p* = data * exp(A / lambda).        Eq. 3, 4
+2. Weights: max_p E_p[A] with KL(p || data) <= epsilon has p* ~ data * exp(A / lambda).        Eq. 3, 4
        w_i = exp(A(tau_i) / lambda) / sum_j exp(A(tau_j) / lambda)                             Eq. 7
    lambda is the one at which n_eff = (sum w)^2 / sum w^2 has the wanted value,                Eq. 10
    or (--kl-bound) the one that minimises the dual g(lambda) for a given epsilon.              Eq. 9
@@ -62,7 +62,7 @@ class Args:
     stop_accuracy: float = 0.995  # stop once so many of the pairs are ranked correctly
     # policy
     total_steps: int = 10_000  # updates
-    batch_size: int = 256  # steps in an update, each of a segment of its own
+    batch_size: int = 256  # steps in an update; for each a segment is drawn anew
     learning_rate: float = 3e-4  # Adam
     eval_every: int = 250  # updates between two evaluations
     exp_name: str = "paws_transformer"  # name of the method in run directory and tables

@@ -272,7 +272,11 @@ def cost_table(results: list[dict]) -> str:
             lines.append(row([NAMES[method], *(f"{value:.0f}" for value in mean[method]), str(len(runs))]))
     if set(paper.METHODS) <= set(mean):
         hours = sum(mean[method][-1] for method in paper.METHODS) * 14 * 2 * 10 / 3600
-        lines += ["", f"The paper's grid (14 tasks, 9 methods, 2 budgets, 10 seeds: 2,520 runs): {hours:.0f} hours."]
+        lines += [
+            "",
+            f"The paper's grid (14 tasks, 9 methods, 2 budgets, 10 seeds: 2,520 runs) with this preset's sizes: "
+            f"{hours:.0f} hours of one thread.",
+        ]
     return "\n".join(lines)
 
 
@@ -327,7 +331,8 @@ def preset_sections(preset: str, results: list[dict], folder: Path, mixed: bool)
     )  # fmt: skip
 
     def shares(values, prefix="paws_mlp_n-eff-", label="{:.0%}"):
-        names = {s: "paws_mlp" if (s, prefix) == (0.1, "paws_mlp_n-eff-") else f"{prefix}{s}" for s in values}
+        own = {"paws_mlp_n-eff-0.1": "paws_mlp", "paws_mlp_trust-region-chi2_n-eff-0.3": "paws_mlp_chi2"}  # defaults
+        names = {s: own.get(f"{prefix}{s}", f"{prefix}{s}") for s in values}
         return {label.format(s): [(name, n, "", None) for n in (50, 500)] for s, name in names.items()}
 
     heads = ["n_eff", "50 preferences", "500 preferences"]
@@ -411,8 +416,9 @@ evaluations of 25 episodes, averaged over seeds; the figure is the peak of that 
 optimistic, so the mean of the last 8 evaluations stands below, and the interquartile mean (IQM) of the same figures
 over tasks and seeds with a bootstrap interval that resamples seeds within tasks. Bold: the best of each row and budget.
 Columns in italics are oracles, which tell what was possible: they know which policy made a segment, or use the
-labeler's own scores. "–": no runs, or not all tasks of an average. Preset `paper` has the published numbers of updates;
-`quick` has fewer and smaller ones, sized for one thread (both in `benchmark/sweep.py`).
+labeler's own scores. "–": no runs, or not all tasks of an average. Preset `paper` has the scripts' defaults: published
+sizes where there are any, CPL's 500,000 updates for all baselines, 10,000 for PAWS ([fidelity](fidelity.md)). `quick`
+has fewer and smaller updates, for one thread (both in `benchmark/sweep.py`).
 
 On a cluster: `sbatch --array 0-9 --wrap 'python benchmark/sweep.py --shard $SLURM_ARRAY_TASK_ID/10 --workers 1'`, or
 `python benchmark/sweep.py --ray ADDRESS` after `pip install -r requirements-cluster.txt`."""
@@ -420,6 +426,8 @@ On a cluster: `sbatch --array 0-9 --wrap 'python benchmark/sweep.py --shard $SLU
 
 def main(args: Args) -> None:
     folders = [Path(args.results, preset) for preset in sweep.PRESETS if Path(args.results, preset).is_dir()]
+    if not folders:
+        sys.exit(f"error: --results {args.results}: has no folder quick or paper; give their parent")
     presets = {folder.name: load_results(folder) for folder in folders}
     page, path = [INTRODUCTION], Path(args.markdown)
     old = path.read_text() if path.exists() else ""
@@ -429,7 +437,7 @@ def main(args: Args) -> None:
     if pictures:
         page += ["## Figures", *(f"![{p.stem.replace('_', ' ')}](figures/{p.name})" for p in pictures)]
         page.append("`python benchmark/figures.py`")
-    for folder in folders or [Path(args.results, "quick")]:
+    for folder in folders:
         page += preset_sections(folder.name, presets.get(folder.name, []), folder, args.mixed)
     page.append(data_quality())
     for target, text in ((path, "\n\n".join(page) + "\n"), (Path(args.csv), csv_text(presets))):

@@ -250,11 +250,11 @@ def test_shards_are_a_partition_and_keep_a_run_with_its_advantage_model(study):
 
 def test_the_study_of_weights_is_complete():
     cells = cells_of(study="weights")
-    assert len(cells) == 2 * 6 * 3 * (4 + 8)  # KL 10 % is paws_mlp
-    cell = next(c for c in cells if c.exp_name == "paws_mlp_trust-region-chi2_n-eff-0.3")
+    assert len(cells) == 2 * 6 * 3 * (4 + 8)  # KL 10 % is paws_mlp, chi2 30 % paws_mlp_chi2
+    cell = next(c for c in cells if c.exp_name == "paws_mlp_trust-region-chi2_n-eff-0.2")
     assert cell.advantage_from == f"paws_mlp__{cell.task}__n{cell.n_pref}__s{cell.seed}"
     setup = sweep.Setup("quick", Path("runs"), "abc")
-    assert "--trust-region chi2 --n-eff 0.3 --advantage-from runs/" in " ".join(sweep.flags_of(cell, setup))
+    assert "--trust-region chi2 --n-eff 0.2 --advantage-from runs/" in " ".join(sweep.flags_of(cell, setup))
 
 
 @pytest.mark.parametrize("script", sorted({script for script, _ in sweep.METHODS.values()}))
