@@ -18,7 +18,7 @@
 3. Policy: weighted maximum likelihood with whole segments' weights, never single steps'.
        max sum_i w_i sum_t log pi(a_t | s_t)                                                   Eq. 8
 
-The method is lines 25 to 274. Below it is what every script of this repository has in common: data, policy,
+The method is lines 25 to 277. Below it is what every script of this repository has in common: data, policy,
 simulators, evaluation, run directory. Choices where the paper is silent: docs/paws_transformer.md.
 """
 
@@ -155,6 +155,8 @@ def linear_weights(advantages: np.ndarray, n_eff: float) -> np.ndarray:
 @torch.no_grad()
 def step_advantages(model: nn.Module, obs: torch.Tensor, act: torch.Tensor) -> torch.Tensor:
     """A(s_t, a_t) without dropout, about 16,000 steps at a time. (K, L, o), (K, L, a) -> (K, L)"""
+    if not len(obs):  # a Transformer on a GPU refuses an empty batch
+        return obs.new_zeros(obs.shape[:2])
     model.eval()
     size = max(1, 16_384 // obs.shape[1])
     advantages = [model(o, a) for o, a in zip(obs.split(size), act.split(size), strict=True)]
@@ -267,8 +269,9 @@ def main(args: Args) -> dict:
         if step % args.eval_every == 0 or step == args.total_steps:
             run.log(step, losses__policy=loss.item())
             run.evaluate(policy, step)
+    learned = {"policy": policy, "weights": probabilities, "segments": data.rows}
     return run.finish(
-        {"policy": policy, "advantage": model, "weights": probabilities, "segments": data.rows},
+        learned if args.advantage_from == "oracle" else {**learned, "advantage": model},
         n_segments=K, n_eff=n_eff, n_eff_target=n_eff_target if args.kl_bound is None else None, kl=kl,
         pref_acc_train=pref_acc_train, pref_acc_val=pref_acc_val, **{"lambda": lam},
     )  # fmt: skip

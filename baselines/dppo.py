@@ -18,7 +18,7 @@ These are the published sizes; on a CPU add --total-steps 6000 --eval-every 300 
        L = mean over f(tau_i) > f(tau_j) of softplus((d(tau_i) - lambda d(tau_j)) / T)
    A window ends at any step and reaches back to the start of its segment: a prefix of n steps.
 
-The method is lines 26 to 247. Below it is what every script of this repository has in common: data, policy,
+The method is lines 26 to 249. Below it is what every script of this repository has in common: data, policy,
 simulators, evaluation, run directory. Defaults are those of the authors' code, with the policy and the number of
 updates of the other baselines: docs/dppo.md, docs/fidelity.md.
 """
@@ -159,6 +159,8 @@ def ranking_loss(d: torch.Tensor, score: torch.Tensor, conservativeness: float, 
 @torch.no_grad()
 def scores(predictor: Predictor, obs: torch.Tensor, act: torch.Tensor, n: int) -> torch.Tensor:
     """f of the first n steps of each segment, without dropout, 256 at a time. (K, T, o), (K, T, a) -> (K,)"""
+    if not len(obs):  # a Transformer on a GPU refuses an empty batch
+        return obs.new_zeros(0)
     predictor.eval()
     parts = zip(obs.split(256), act.split(256), strict=True)
     result = [predictor(o, a, torch.full((len(o),), n, device=o.device)) for o, a in parts]

@@ -20,7 +20,7 @@ These are the published sizes; on a CPU add --reward-steps 400 --reward-batch-si
        critics L_Q  = sum_i mean (r + gamma V(s') - Q_i(s, a))^2                   V of after its update
        targets Q'   = (1 - target_rate) Q' + target_rate Q
 
-The method is lines 28 to 305. Below it is what every script of this repository has in common: data, policy,
+The method is lines 28 to 307. Below it is what every script of this repository has in common: data, policy,
 simulators, evaluation, run directory. Choices where the paper is silent: docs/preference_transformer.md and
 docs/fidelity.md.
 """
@@ -236,6 +236,8 @@ def normalise_rewards(rewards: torch.Tensor, return_range: float, task: str) -> 
 @torch.no_grad()
 def relabel(model: RewardModel, obs: torch.Tensor, act: torch.Tensor) -> list[torch.Tensor]:
     """r_t and f without dropout, 256 segments at a time. (K, T, o), (K, T, a) -> (K, T), (K,)"""
+    if not len(obs):  # a Transformer on a GPU refuses an empty batch
+        return [obs.new_zeros(obs.shape[:2]), obs.new_zeros(0)]
     model.eval()
     parts = [model(o, a) for o, a in zip(obs.split(256), act.split(256), strict=True)]
     model.train()

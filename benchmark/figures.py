@@ -101,7 +101,8 @@ def effective_samples(figures: dict, tasks: tuple[str, ...]):
         for method, (label, prefix) in shapes.items():
             points = []
             for share in sweep.SHARES:
-                name = method if (method, share) == ("paws_mlp", 0.1) else f"{prefix}{share}"
+                default = (method, share) in (("paws_mlp", 0.1), ("paws_mlp_chi2", 0.3))
+                name = method if default else f"{prefix}{share}"
                 mean = tables.mean_over_tasks([figures.get((name, task, n, "")) for task in tasks])
                 points += [(100 * share, mean.mean, np.nan_to_num(mean.two_se))] if mean else []
             if len(points) > 1:

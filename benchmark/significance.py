@@ -3,7 +3,7 @@
     python benchmark/significance.py --n-pref 50
     python benchmark/significance.py --human    # runs of sweep.py --study human: a labeler for each seed
 
-A test compares the figures of benchmark/tables.py, seed by seed, of one PAWS variant and one baseline on one task.
+A test compares the figures of benchmark/tables.py, over their seeds, of one PAWS variant and one baseline on one task.
 """
 
 import sys

@@ -60,9 +60,9 @@ def main(args: Args) -> None:
         with np.load(ROOT / "data" / f"{task}.npz", allow_pickle=False) as file:
             obs, act, expert = (file[key] for key in ("obs", "act", "expert_logp"))
         for method in args.methods:
-            pattern = f"{method}__{task}__n{args.n_pref}__s*[0-9]"
-            for folder in sorted(Path(args.runs_dir, args.preset).glob(pattern)):
-                if not (run := sweep.finished(folder)):
+            for folder in sorted(Path(args.runs_dir, args.preset).glob(f"{method}__{task}__n{args.n_pref}__s*")):
+                run = sweep.finished(folder)
+                if not run or not folder.name.rpartition("__s")[2].isdigit():  # unfinished, or with further flags
                     continue
                 policy = torch.load(run[0] / "model.pt", map_location="cpu", weights_only=True)["policy"]
                 value = mean_rank_correlation(log_likelihood(policy, obs, act), expert)

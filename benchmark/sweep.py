@@ -25,7 +25,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from itertools import product
@@ -197,7 +197,8 @@ def all_cells(args: Args) -> list[Cell]:
         cells = study_cells(args)
     else:
         seeds, n_prefs = args.seeds or (1,), args.n_prefs or (500, 50)
-        grid = product(seeds, n_prefs, args.tasks or paper.METAWORLD, args.methods)
+        methods = [m for m in args.methods if (args.preset, m) != ("paper", "dppo_defaults")]  # there it is dppo itself
+        grid = product(seeds, n_prefs, args.tasks or paper.METAWORLD, methods)
         cells = [Cell(method, task, n, seed) for seed, n, task, method in grid]
 
         def later(cell: Cell) -> int:
@@ -205,8 +206,11 @@ def all_cells(args: Args) -> list[Cell]:
 
         cells.sort(key=later)
     cells = list(dict.fromkeys(replace(cell, flags=args.flags) for cell in cells))
-    families = {name: i for i, name in enumerate(dict.fromkeys(c.advantage_from or c.name for c in cells))}
-    return [c for c in cells if families[c.advantage_from or c.name] % int(count) == int(index)]
+    shard_of, load = {}, [0] * int(count)
+    for family, size in Counter(c.advantage_from or c.name for c in cells).items():  # one advantage model, one shard
+        shard_of[family] = load.index(min(load))
+        load[shard_of[family]] += size
+    return [c for c in cells if shard_of[c.advantage_from or c.name] == int(index)]
 
 
 def write_shorter_segments(path: Path, task: str, length: int) -> None:
@@ -246,6 +250,10 @@ def flags_of(cell: Cell, setup: Setup) -> list[str]:
     for key, value in cell.options:
         flags += [f"--{key}", value]
     flags += ["--data", cell.data] if cell.data else []
+    if length := re.fullmatch(
+        r"length(\d+)", Path(cell.data).stem
+    ):  # as many steps in each update of the advantage model
+        flags += ["--advantage-batch-size", str(1024 // int(length[1]))]
     if cell.advantage_from:
         base = finished(setup.runs / cell.advantage_from)
         flags += ["--advantage-from", str(base[0] if base else setup.runs / cell.advantage_from / "...")]
@@ -332,6 +340,8 @@ def run_cell(cell: Cell, setup: Setup, patient: bool, cpu: str = "", stop: threa
         for _ in range(2):
             if finished(folder) or stop.is_set():
                 break
+            if commit(True) != setup.commit:
+                return {"problem": f"the checkout is no longer at {setup.commit}; start the sweep again"}
             arguments = command(cell, setup, anew)
             if "--resume" not in arguments:
                 for run in folder.glob("*/"):

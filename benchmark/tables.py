@@ -174,6 +174,12 @@ def cell(ours: Figure | None, theirs: float | tuple | None, best: bool = False, 
     return f"{text} ({Figure(*theirs).text(digits) if isinstance(theirs, tuple) else f'{theirs:.{digits}f}'})"
 
 
+def best_of(figures: list[Figure | None], rounded=float) -> float | None:
+    """The largest mean; None unless all have the same seeds: the peak of one seed is more optimistic than of three."""
+    seeds = {tuple(sorted({(run["task"], run["seed"]) for run in figure.runs})) for figure in figures if figure}
+    return max(rounded(figure.mean) for figure in figures if figure) if len(seeds) == 1 else None
+
+
 def task_table(title, command, figures, tasks, columns, mixed, data="", published=paper.FIGURES) -> str:
     """A task in each row, a (method, n_pref) in each column: ours (the paper's); averages below, for success."""
     budgets = {n for _, n in columns}
@@ -183,8 +189,7 @@ def task_table(title, command, figures, tasks, columns, mixed, data="", publishe
     for task in tasks:
         best = {}
         for n in budgets:
-            compared = [used[m, k, task] for m, k in columns if k == n and m not in ORACLES]
-            best[n] = max((round(f.mean) for f in compared if f), default=None)
+            best[n] = best_of([used[m, k, task] for m, k in columns if k == n and m not in ORACLES], round)
         cells = []
         for m, n in columns:
             ours = used[m, n, task]
@@ -204,7 +209,7 @@ def averages(used: dict, tasks, columns, published) -> list[str]:
         values = [published.get((task, m, n)) for task in tasks]
         theirs[m, n] = None if None in values else float(np.mean([mean for mean, _ in values]))
     compared = [column for column in columns if column[0] not in ORACLES]
-    best = {n: max((ours[c].mean for c in compared if c[1] == n and ours[c]), default=None) for _, n in columns}
+    best = {n: best_of([ours[c] for c in compared if c[1] == n]) for _, n in columns}
     rows = {"Avg. over tasks": [], "Improvement over BC (%)": [], "Avg. of last 8": [], "IQM [95 %]": []}
     for column in columns:
         figure, n = ours[column], column[1]
@@ -243,11 +248,13 @@ def setting_table(title, command, figures, tasks, heads, rows, mixed) -> str:
 
 def spearman_table(path: Path) -> str:
     """Of spearman.csv, which benchmark/spearman.py writes."""
-    values = defaultdict(list)
+    values, seeds, commits = defaultdict(list), set(), set()
     if path.exists():
         with open(path, newline="") as file:
             for line in csv.DictReader(file):
-                values[line["method"], line["task"]].append(float(line["correlation"]))
+                if line["n_pref"] == "500":
+                    values[line["method"], line["task"]].append(float(line["correlation"]))
+                    seeds.add(line["seed"]), commits.add(line["commit"])
     title = "Spearman: rank correlation of policy and expert log-likelihoods within segments, 500 preferences"
     heads = ["Update", *(task.replace("-", " ").title() for task in paper.METAWORLD), "Mean"]
     lines = [f"### {title}", "", row(heads), "|---" * len(heads) + "|"]
@@ -257,7 +264,8 @@ def spearman_table(path: Path) -> str:
         pairs = zip([*means, np.mean(means)], [*theirs, np.mean(theirs)] if theirs else [None] * 11, strict=True)
         cells = [cell(None if np.isnan(ours) else Figure(float(ours)), other, digits=2) for ours, other in pairs]
         lines.append(row([NAMES[method], *cells]))
-    return "\n".join([*lines, "", "`python benchmark/spearman.py`, from the runs of `sweep.py --study state`."])
+    made = f" Seeds {', '.join(sorted(seeds))}; commit {', '.join(sorted(commits))}." if values else ""
+    return "\n".join([*lines, "", f"`python benchmark/spearman.py`, from the runs of `sweep.py --study state`.{made}"])
 
 
 def cost_table(results: list[dict]) -> str:
@@ -266,7 +274,8 @@ def cost_table(results: list[dict]) -> str:
     lines = ["### Seconds of one thread for a run", "", row(["Method", *parts, "runs"]), "|---" * 6 + "|"]
     mean = {}
     for method in NAMES:
-        runs = [run for run in results if run["method"] == method]
+        runs = [run for run in results if run["method"] == method and run["n_pref"] in (50, 500)]
+        runs = [run for run in runs if not run["options"] and not run["data"]]
         if runs:
             mean[method] = np.mean([[run["seconds"].get(part) or 0 for part in parts] for run in runs], axis=0)
             lines.append(row([NAMES[method], *(f"{value:.0f}" for value in mean[method]), str(len(runs))]))
@@ -414,11 +423,12 @@ collects. Only the part under *Notes* is written by hand.
 A figure is ours ± 2 standard errors over seeds, and in brackets the paper's. Ours: each seed's curve smoothed over 8
 evaluations of 25 episodes, averaged over seeds; the figure is the peak of that mean curve, as in the paper. A peak is
 optimistic, so the mean of the last 8 evaluations stands below, and the interquartile mean (IQM) of the same figures
-over tasks and seeds with a bootstrap interval that resamples seeds within tasks. Bold: the best of each row and budget.
-Columns in italics are oracles, which tell what was possible: they know which policy made a segment, or use the
-labeler's own scores. "–": no runs, or not all tasks of an average. Preset `paper` has the scripts' defaults: published
-sizes where there are any, CPL's 500,000 updates for all baselines, 10,000 for PAWS ([fidelity](fidelity.md)). `quick`
-has fewer and smaller updates, for one thread (both in `benchmark/sweep.py`).
+over tasks and seeds with a bootstrap interval that resamples seeds within tasks. Bold: the best of a row, if all of it
+have the same seeds. "–": no runs, or not all tasks of an average. Columns in italics are oracles, which tell what was
+possible: they know which policy made a segment, or use the labeler's own scores; the best data policy is measured on
+100 episodes of sampled actions. Preset `paper` has the scripts' defaults: published sizes where there are any, CPL's
+500,000 updates for all baselines, 10,000 for PAWS ([fidelity](fidelity.md)). `quick` has fewer and smaller updates, for
+one thread (both in `benchmark/sweep.py`).
 
 On a cluster: `sbatch --array 0-9 --wrap 'python benchmark/sweep.py --shard $SLURM_ARRAY_TASK_ID/10 --workers 1'`, or
 `python benchmark/sweep.py --ray ADDRESS` after `pip install -r requirements-cluster.txt`."""

@@ -41,11 +41,11 @@ DEFAULTS = {  # of flags that are not given: every task's, then those of its kin
     "every task": dict(seed=1, eval_episodes=10),
     "Meta-World": dict(
         total_steps=200_000, demo_episodes=40, checkpoint_every=2_000, stop_at=0.97,
-        batch_size=128, update_every=1, learning_rate=3e-4, gamma=0.99, layer_norm=True,
+        batch_size=128, update_every=1, learning_rate=3e-4, gamma=0.99,
     ),
     "locomotion": dict(
         total_steps=2_000_000, demo_episodes=0, checkpoint_every=10_000,
-        batch_size=256, update_every=4, learning_rate=1e-3, gamma=0.99, layer_norm=False,
+        batch_size=256, update_every=4, learning_rate=1e-3, gamma=0.99,
     ),
     **{task: dict(demo_episodes=100, gamma=0.97) for task in SUCCESS_REWARD},
     **{task: dict(stop_at=float(PAPER[task][-1][1])) for task in TASKS if task not in METAWORLD_TASKS},
@@ -82,8 +82,6 @@ class Args:
     [Meta-World: 3e-4; locomotion, which has fewer updates: 1e-3]"""
     gamma: float | None = None
     """discount [0.99; lever-pull and push-back: 0.97]"""
-    layer_norm: bool | None = None
-    """LayerNorm after each hidden layer of the critics [Meta-World: yes; locomotion: no]"""
     out: str = "experts"
     """parent of the output folder <out>/<task>"""
     resume: bool = False
@@ -288,7 +286,7 @@ def main(args: Args) -> None:
     torch.set_num_threads(1)
 
     model = SAC(
-        LayerNormPolicy if args.layer_norm else LeanPolicy,
+        LayerNormPolicy if args.demo_episodes else LeanPolicy,
         SacEnv(args.task, args.seed),
         seed=args.seed,
         batch_size=args.batch_size,
