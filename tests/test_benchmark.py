@@ -237,6 +237,18 @@ def test_order_of_the_runs():
     assert {(c.seed, c.n_pref) for c in first} == {(2, 50)} and {c.method for c in first} == set(sweep.NOISY_WITH_50)
 
 
+def test_preset_paper_runs_dppo_once():
+    assert "dppo_defaults" in {c.method for c in cells_of()} - {c.method for c in cells_of(preset="paper")}
+
+
+def test_every_segment_length_has_as_many_steps_in_an_update():
+    setup = sweep.Setup("quick", Path("runs"), "abc")
+    for cell in cells_of(study="segment-length", tasks=("door-open",), seeds=(1,)):
+        flags = sweep.flags_of(cell, setup)
+        pairs = int(flags[flags.index("--advantage-batch-size") + 1])
+        assert pairs * int(Path(cell.data).stem.removeprefix("length")) == 1024
+
+
 @pytest.mark.parametrize("study", ["", "weights", "segment-length"])
 def test_shards_are_a_partition_and_keep_a_run_with_its_advantage_model(study):
     shards = [cells_of(study=study, shard=f"{i}/3", flags="--no-eval") for i in range(3)]

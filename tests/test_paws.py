@@ -256,10 +256,13 @@ def test_advantage_from_another_run(toy, tmp_path):
 
 
 def test_oracle_advantages_are_the_files_expert_logp(toy, tmp_path):
-    result, model = learn(paws, toy, tmp_path, n_pref=15, advantage_from="oracle")
+    runs = tmp_path / "oracle"
+    result, model = learn(paws, toy, tmp_path, n_pref=15, advantage_from="oracle", runs_dir=str(runs))
     logp = np.load(toy)["expert_logp"][model["segments"].numpy()].sum(1, dtype=np.float64)
     np.testing.assert_allclose(model["weights"], scipy.special.softmax(logp / result["lambda"]), rtol=1e-4)
     assert result["pref_acc_train"] == result["pref_acc_val"] == 1
+    with pytest.raises(SystemExit, match="has no advantage model"):  # none was learned
+        learn(paws, toy, tmp_path, n_pref=15, advantage_from=str(only_run(runs)))
 
 
 def test_learns_to_rank_and_to_imitate(tmp_path):
