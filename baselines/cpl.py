@@ -120,11 +120,11 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from contextlib import contextmanager
 from fcntl import LOCK_EX, LOCK_NB, flock
 from functools import cache, partial
 from importlib import metadata, util
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import tyro
 from torch.utils.tensorboard import SummaryWriter
@@ -137,29 +137,32 @@ def require(condition: bool, problem: str) -> None:
         sys.exit(f"error: {problem}")
 
 
+@contextmanager
+def explain(problem: str, error: type[Exception] = Exception):
+    """So does what fails inside, with the reason behind it."""
+    try:
+        yield
+    except error as e:
+        sys.exit(f"error: {problem} ({e!r:.200})")
+
+
 # ---- data ----
-class Segments(NamedTuple):
-    obs: torch.Tensor  # (K, T, o)
-    act: torch.Tensor  # (K, T, a)
-    prefs: torch.Tensor  # (n, 2): indices of the preferred and of the other segment
-    rows: torch.Tensor  # (K,): where the segments stand in the file
+def load_data(args: Args, device: torch.device) -> tuple[SimpleNamespace, SimpleNamespace]:
+    """The segments of n_pref chosen pairs, to learn from, and those of the unused pairs, only to report an accuracy.
 
-
-def load_data(args: Args, device: torch.device) -> tuple[Segments, Segments]:
-    """The segments of n_pref chosen pairs, to learn from, and those of the unused pairs, only to report an accuracy."""
+    Each: obs (K, T, o), act (K, T, a), prefs (n, 2): preferred and other segment, rows (K,): their place in the file.
+    """
 
     def check(ok: bool, problem: str) -> None:
         require(ok, f"{args.data}: {problem} (data_gen/validate.py says more)")
 
-    try:
+    with explain(f"{args.data}: cannot read obs, act, prefs, format_version from it"):
         digest = hashlib.sha256(Path(args.data).read_bytes()).hexdigest()
         with np.load(args.data, allow_pickle=False) as file:
             damaged = file.zip.testzip()  # np.load does not read to the end, where a checksum would tell
             check(damaged is None, f"damaged: the checksum of {damaged} is wrong; copy it again")
             obs, act, prefs, version = (np.asarray(file[key]) for key in ("obs", "act", "prefs", "format_version"))
             policy = np.asarray(file["policy"]) if "policy" in file else np.zeros(obs.shape[:1], int)
-    except Exception as e:  # not there, not an npz, truncated, pickled, a key is missing, larger than memory
-        sys.exit(f"error: {args.data}: cannot read obs, act, prefs, format_version from it ({e!r:.200})")
     resumed = vars(args).setdefault("data_sha256", digest)  # a resumed run has it from args.json
     require(resumed == digest, f"{args.data}: not the file this run started with; restore it, or start a new run")
     check(np.array_equal(version, 1), "format_version must be the integer 1")
@@ -179,10 +182,11 @@ def load_data(args: Args, device: torch.device) -> tuple[Segments, Segments]:
     if largest > 1e6:
         print(f"warning: {args.data}: obs up to {largest:.1e}; learning may diverge, rescale them")
 
-    def segments(pairs: np.ndarray) -> Segments:
+    def segments(pairs: np.ndarray) -> SimpleNamespace:
         rows, renumbered = np.unique(pairs.astype(np.int64), return_inverse=True)
-        arrays = (obs[rows].astype(np.float32), act[rows].astype(np.float32), renumbered.reshape(-1, 2), rows)
-        return Segments(*(torch.from_numpy(x).to(device) for x in arrays))
+        arrays = dict(obs=obs[rows].astype(np.float32), act=act[rows].astype(np.float32), rows=rows)
+        arrays["prefs"] = renumbered.reshape(-1, 2)
+        return SimpleNamespace(**{key: torch.from_numpy(x).to(device) for key, x in arrays.items()})
 
     chosen = choose_pairs(prefs, args.n_pref, args.seed, policy)
     return segments(prefs[chosen]), segments(np.delete(prefs, chosen, axis=0))
@@ -232,10 +236,8 @@ class Policy(nn.Module):
 
 
 # ---- simulators ----
-METAWORLD_TASKS = (
-    "button-press", "door-open", "drawer-open", "faucet-close", "lever-pull",
-    "peg-insert-side", "plate-slide", "push-back", "sweep-into", "window-close",
-)  # fmt: skip
+METAWORLD_TASKS = ("button-press", "door-open", "drawer-open", "faucet-close", "lever-pull", "peg-insert-side",
+                   "plate-slide", "push-back", "sweep-into", "window-close")  # fmt: skip
 LOCOMOTION_TASKS = {  # without early termination
     "ant": dict(id="Ant-v5", terminate_when_unhealthy=False, include_cfrc_ext_in_observation=False),
     "half-cheetah": dict(id="HalfCheetah-v5"),
@@ -245,55 +247,51 @@ LOCOMOTION_TASKS = {  # without early termination
 HORIZON = 250
 
 
-class MetaWorldEnv:
+def make_metaworld(task: str):
     """A Meta-World v3 task with CPL's changes: visible goal, new at each reset; random hand start; 35 observations."""
+    import gymnasium as gym
+    import mujoco
+    from metaworld.env_dict import ALL_V3_ENVIRONMENTS
+    from scipy.spatial.transform import Rotation
 
-    HAND_NOISE = np.array([0.25, 0.15, 0.2])
-    KEPT = np.r_[0:18, 22:39]  # of Meta-World's 39 observations: all but the previous position of the hand
+    env = ALL_V3_ENVIRONMENTS[f"{task}-v3"]()
+    # Its quaternions without scipy's test that a matrix is a rotation, which takes a third of a step.
+    unchecked = SimpleNamespace(from_matrix=partial(Rotation.from_matrix, assume_valid=True))
+    sys.modules[type(env).__module__].Rotation = unchecked
+    env.max_path_length = HORIZON
+    env._partially_observable = False
+    # The cached space was built while the goal was hidden, and step() clips observations to it: goal = (0, 0, 0).
+    del env.sawyer_observation_space
+    env._freeze_rand_vec = False
+    env._set_task_called = True
+    env.seeded_rand_vec = True  # goals from env.np_random
+    reset_scene, hand_noise = env.reset, np.array([0.25, 0.15, 0.2])
 
-    def __init__(self, task: str):
-        import gymnasium as gym
-        from metaworld.env_dict import ALL_V3_ENVIRONMENTS
-        from scipy.spatial.transform import Rotation
-
-        self.env = env = ALL_V3_ENVIRONMENTS[f"{task}-v3"]()
-        # Its quaternions without scipy's test that a matrix is a rotation, which takes a third of a step.
-        unchecked = SimpleNamespace(from_matrix=partial(Rotation.from_matrix, assume_valid=True))
-        sys.modules[type(env).__module__].Rotation = unchecked
-        env.max_path_length = HORIZON
-        env._partially_observable = False
-        # The cached space was built while the goal was hidden, and step() clips observations to it: goal = (0, 0, 0).
-        del env.sawyer_observation_space
-        env._freeze_rand_vec = False
-        env._set_task_called = True
-        env.seeded_rand_vec = True  # goals from env.np_random; reset(seed=...) is ignored by Meta-World
-        self.observation_space, self.action_space = gym.spaces.Box(-np.inf, np.inf, (35,)), env.action_space
-
-    def reset(self, seed: int) -> tuple[np.ndarray, dict]:
-        import mujoco
-
-        env = self.env
+    def reset(seed: int, options: None = None) -> tuple[np.ndarray, dict]:
         env.seed(seed)
         mujoco.mj_resetData(env.model, env.data)  # nothing of the last episode may reach into this one
-        env.reset()
-        hand = env.hand_init_pos + env.np_random.uniform(-self.HAND_NOISE, self.HAND_NOISE)
+        reset_scene()
+        hand = env.hand_init_pos + env.np_random.uniform(-hand_noise, hand_noise)
         for _ in range(50):  # env.init_tcp stays as it was: rewards need the unmoved one
             env.data.mocap_pos[0] = np.clip(hand, env.mocap_low, env.mocap_high)
             env.data.mocap_quat[0] = (1, 0, 1, 0)
             env.do_simulation([-1, 1], env.frame_skip)
         env._prev_obs = env._get_curr_obs_combined_no_goal()
-        return env._get_obs()[self.KEPT].astype(np.float32), {}
+        return env._get_obs(), {}
 
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
-        obs, *rest = self.env.step(action)
-        return obs[self.KEPT].astype(np.float32), *rest
+    env.reset = reset  # Meta-World's ignores the seed
+    kept = np.r_[0:18, 22:39]  # of 39 observations: all but the previous position of the hand
+    space = gym.spaces.Box(-np.inf, np.inf, (35,))
+    return gym.wrappers.TransformObservation(env, lambda obs: obs[kept], space)
 
 
 @cache  # one per process
 def make_env(task: str, env_id: str = ""):
-    try:
+    name = f"--env-id {env_id}" if env_id else f"--task {task}"
+    fix = f"use one of {', '.join((*METAWORLD_TASKS, *LOCOMOTION_TASKS))}, or an installed --env-id, or --no-eval"
+    with explain(f"{name}: no simulator with bounded continuous actions; {fix}"):
         if task in METAWORLD_TASKS and not env_id:
-            return MetaWorldEnv(task)
+            return make_metaworld(task)
         import gymnasium as gym
 
         env = gym.make(env_id) if env_id else gym.make(**LOCOMOTION_TASKS[task], max_episode_steps=HORIZON)
@@ -305,10 +303,6 @@ def make_env(task: str, env_id: str = ""):
         unit = gym.spaces.Box(-1.0, 1.0, low.shape)
         env = gym.wrappers.TransformAction(env, lambda a: low + (a + 1.0) * 0.5 * (high - low), unit)
         return gym.wrappers.FlattenObservation(env)
-    except Exception as e:
-        name = f"--env-id {env_id}" if env_id else f"--task {task}"
-        fix = f"one of {', '.join((*METAWORLD_TASKS, *LOCOMOTION_TASKS))}, or an installed --env-id, or --no-eval"
-        sys.exit(f"error: {name}: no simulator with bounded continuous actions ({e!r:.200}); use {fix}")
 
 
 # ---- evaluation ----
@@ -338,19 +332,16 @@ def run_episode(task: str, env_id: str, layers: list, whole: bool, seed: int) ->
 # ---- run directory ----
 def prepare(args: Args) -> torch.device:
     """Flags of a resumed run, flags that others imply, checks, the seed, the device."""
-    script = Path(__file__).name
+    args.script = Path(__file__).name  # stands in args.json beside the flags
     if args.resume:
         folder, here = Path(args.resume), dict(resume=args.resume, cuda=args.cuda, eval_workers=args.eval_workers)
-        try:
-            vars(args).update(json.loads((folder / "args.json").read_text()), **here)
-        except (OSError, ValueError, TypeError):
-            sys.exit(f"error: --resume {folder}: no readable args.json there; give a run directory, runs/<name>")
-        require(vars(args).get("script") == script, f"--resume {folder}: not a run of this script, see its args.json")
+        with explain(f"--resume {folder}: no readable args.json there; give a run directory, runs/<name>"):
+            vars(args).update({**json.loads((folder / "args.json").read_text()), **here})
+        require(args.script == Path(__file__).name, f"--resume {folder}: not a run of this script but of {args.script}")
         if (folder / "result.json").is_file():
             print(f"{folder} is complete already")
             sys.exit(0)
     require(args.task or args.data, "give --task (for example door-open), or --data with --env-id or --no-eval")
-    args.script = script  # stands in args.json beside the flags
     args.task = args.task or Path(args.data).stem
     args.data = args.data or f"data/{args.task}.npz"
     for name, default in vars(Args()).items():  # a number is above 0, or 0 where that is its default
@@ -368,11 +359,9 @@ def prepare(args: Args) -> torch.device:
 def write(path: Path, content: str | dict) -> None:
     """A file appears only when it is complete: text, or a dict of tensors by torch.save."""
     temporary = path.with_name(f"{path.name}.tmp")
-    try:
+    with explain(f"{path}: cannot be written, is the disk full? Make room, then --resume {path.parent}"):
         temporary.write_text(content) if isinstance(content, str) else torch.save(content, temporary)
         os.replace(temporary, path)
-    except (OSError, RuntimeError) as e:  # RuntimeError: torch's for a full disk
-        sys.exit(f"error: {path}: cannot be written, is the disk full? Make room, then --resume {path.parent} ({e})")
 
 
 class Run:
@@ -393,19 +382,25 @@ class Run:
             require(dims == (net[0].in_features, net[-2].out_features), problem)
             self.pool.submit(os.getpid).result()  # starts them before TensorBoard's threads, which are not to be forked
         name = f"{args.task}__{args.exp_name}__n{args.n_pref}__s{args.seed}__{int(time.time())}"
-        self.folder = Path(args.resume or Path(args.runs_dir, name))
-        try:
+        self.folder = Path(args.resume) if args.resume else Path(args.runs_dir, name)
+        while self.folder.exists() and not args.resume:  # a run started in the same second
+            self.folder = Path(f"{self.folder}-2")
+        with explain(f"{self.folder}: cannot be used: no folder, or another process is at this run", OSError):
             if not args.resume:
-                while self.folder.exists():  # a run started in the same second
-                    self.folder = Path(f"{self.folder}-2")
                 self.folder.mkdir(parents=True)
                 write(self.folder / "args.json", json.dumps(vars(args), indent=1))
             self.lock = open(self.folder / "args.json")  # held until this process ends
             flock(self.lock, LOCK_EX | LOCK_NB)
-        except OSError as e:
-            sys.exit(f"error: {self.folder}: cannot be used: no folder, or another process is at this run ({e})")
-        if (self.folder / "checkpoint.pt").is_file():
-            self.restore()
+        self.checkpoint = self.folder / "checkpoint.pt"
+        if self.checkpoint.is_file():
+            with explain(f"{self.checkpoint}: damaged; delete it, then --resume starts this run anew"):
+                state = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
+                for key, part in parts.items():
+                    part.load_state_dict(state["parts"][key])
+                torch.set_rng_state(state["rng"]["cpu"])
+                torch.cuda.set_rng_state_all(state["rng"]["cuda"][: torch.cuda.device_count()])
+                self.done, self.curve, self.seconds = state["done"], state["curve"], state["seconds"]
+            print(f"continuing after {self.done}")
         if args.track:
             import wandb
 
@@ -420,13 +415,12 @@ class Run:
 
     def tick(self, phase: str) -> None:
         """`phase` begins; the time since the last call was spent on the one before."""
-        name = self.phase if self.phase in self.seconds else "utility"  # the advantage or reward model
-        self.seconds[name] += time.monotonic() - self.clock
+        self.seconds[self.phase] += time.monotonic() - self.clock
         self.phase, self.clock = phase, time.monotonic()
 
     def steps(self, phase: str, total: int):
         """1 ... total, or from where a killed run was; a checkpoint once a minute, between two updates."""
-        self.tick(phase)
+        self.tick("policy" if phase == "policy" else "utility")
         for step in tqdm(range(self.done.get(phase, 0) + 1, total + 1), desc=phase, unit="update", disable=None):
             yield step
             self.done[phase] = step
@@ -439,26 +433,13 @@ class Run:
         states = {key: part.state_dict() for key, part in self.parts.items()}
         rng = {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}
         rest = {"done": self.done, "curve": self.curve, "seconds": self.seconds}
-        write(self.folder / "checkpoint.pt", {"parts": states, "rng": rng, **rest})
+        write(self.checkpoint, {"parts": states, "rng": rng, **rest})
         self.saved = time.monotonic()
-
-    def restore(self) -> None:
-        path = self.folder / "checkpoint.pt"
-        try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-            for key, part in self.parts.items():
-                part.load_state_dict(state["parts"][key])
-            torch.set_rng_state(state["rng"]["cpu"])
-            torch.cuda.set_rng_state_all(state["rng"]["cuda"][: torch.cuda.device_count()])
-            self.done, self.curve, self.seconds = state["done"], state["curve"], state["seconds"]
-        except Exception as e:
-            sys.exit(f"error: {path}: damaged ({type(e).__name__}); delete it, then --resume starts this run anew")
-        print(f"continuing after {self.done}")
 
     def log(self, step: int, **values: float | None) -> None:
         for key, value in values.items():
             if value is not None:
-                require(np.isfinite(value), f"{self.phase} update {step}: {key} is not finite, {self.DIVERGED}")
+                require(np.isfinite(value), f"update {step}: {key} is not finite, {self.DIVERGED}")
                 self.writer.add_scalar(key.replace("__", "/"), value, step)
 
     def evaluate(self, policy: Policy, step: int) -> None:
@@ -467,15 +448,13 @@ class Run:
         if not args.eval:
             return
         self.tick("evaluation")
-        linears = [layer for layer in policy.net if isinstance(layer, nn.Linear)]
-        layers = [(m.weight.detach().cpu().numpy().T.copy(), m.bias.detach().cpu().numpy()) for m in linears]
+        arrays = [p.detach().cpu().numpy().T.copy() for p in policy.parameters()]
+        layers = list(zip(arrays[::2], arrays[1::2], strict=True))  # weights (in, out) and bias of each
         seeds = np.random.SeedSequence([args.seed, step]).generate_state(args.eval_episodes) >> 1
         play = partial(run_episode, args.task, args.env_id, layers, args.eval_return)
         share = -(-args.eval_episodes // args.eval_workers)  # of a worker
-        try:
+        with explain("an evaluation process died: out of memory? --resume with fewer --eval-workers", BrokenExecutor):
             success, returned = np.mean(list(self.pool.map(play, seeds.tolist(), chunksize=share)), axis=0).tolist()
-        except BrokenExecutor:
-            sys.exit("error: an evaluation process died (out of memory?); try fewer --eval-workers, then --resume")
         success = None if np.isnan(success) else success
         returned = returned if args.eval_return or success is None else None  # None: episodes were cut short
         self.tick("policy")
@@ -502,14 +481,14 @@ class Run:
             window = min(8, len(values))
             smooth = np.convolve(values, np.ones(window) / window, "valid").tolist() if values else [None]
             result[f"{name}_peak"], result[f"{name}_last"] = max(smooth), smooth[-1]
-        self.tick("")
+        self.tick("policy")
         result["curve"] = [row[:3] for row in self.curve]
         result["seconds"] = {**self.seconds, "total": sum(self.seconds.values())}
         installed = {package.name: package.version for package in metadata.distributions()}
         packages = ("torch", "numpy", "mujoco", "metaworld", "gymnasium")
         result["versions"] = {"python": sys.version.split()[0], **{name: installed.get(name) for name in packages}}
         write(self.folder / "result.json", json.dumps(result, indent=1, allow_nan=False))
-        (self.folder / "checkpoint.pt").unlink(missing_ok=True)
+        self.checkpoint.unlink(missing_ok=True)
         self.writer.close()
         self.pool.shutdown()
         print(json.dumps(result))

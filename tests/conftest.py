@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -55,3 +56,8 @@ def run_script(name: str, flags: str, cwd: Path) -> subprocess.CompletedProcess:
 def only_run(runs: Path) -> Path:
     (folder,) = Path(runs).iterdir()
     return folder
+
+
+def in_double(part: SimpleNamespace) -> SimpleNamespace:
+    """What load_data returns, in float64."""
+    return SimpleNamespace(**{**vars(part), "obs": part.obs.double(), "act": part.act.double()})

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import in_double
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "baselines"))
@@ -122,7 +123,7 @@ def exact(monkeypatch):
         monkeypatch.setattr(module, "Dropout", lambda _: torch.nn.Identity())
 
         def load_double(args, device, load_data=module.load_data):
-            return [part._replace(obs=part.obs.double(), act=part.act.double()) for part in load_data(args, device)]
+            return [in_double(part) for part in load_data(args, device)]
 
         monkeypatch.setattr(module, "load_data", load_double)
     yield

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import load_script, only_run, write_preferences
+from conftest import in_double, load_script, only_run, write_preferences
 from torch import nn
 
 p_iql, ipl, pt = (load_script(name) for name in ("p_iql", "ipl", "preference_transformer"))
@@ -28,7 +28,7 @@ def exact(file, tmp_path, monkeypatch):
         load_data, init, draw = module.load_data, module.Run.__init__, module.random_transitions
 
         def load_double(args, device):
-            data.extend(p._replace(obs=p.obs.double(), act=p.act.double()) for p in load_data(args, device))
+            data.extend(in_double(p) for p in load_data(args, device))
             return data
 
         def remember(self, args, **parts):

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import load_script, only_run, run_script, write_preferences
+from conftest import in_double, load_script, only_run, run_script, write_preferences
 
 dppo = load_script("dppo")
 SMALL = dict(predictor_width=8, predictor_heads=2, predictor_steps=12, predictor_batch_size=7, batch_size=9)
@@ -72,7 +72,7 @@ def float64_without_dropout(monkeypatch):
     drawn, load = [], dppo.load_data
 
     def double(*args):
-        return tuple(part._replace(obs=part.obs.double(), act=part.act.double()) for part in load(*args))
+        return tuple(in_double(part) for part in load(*args))
 
     class WithoutDropout(dppo.Predictor):
         def __init__(self, *args):
