@@ -104,6 +104,25 @@ def figure_of(runs: list[dict]) -> Figure:
     return Figure(float(scores.mean()), spreads[0], float(last.mean()), spreads[1], scores, runs)
 
 
+def on_shared_seeds(figures: dict[tuple, Figure | None]) -> dict[tuple, Figure | None]:
+    """Each figure of the seeds that all methods of its task have, so that means over tasks compare like with like.
+
+    Keys: (method, then what the compared ones have in common: budget, task, ...).
+    """
+    seeds = defaultdict(list)
+    for (_, *group), figure in figures.items():
+        if figure and figure.runs:
+            seeds[*group].append({run["seed"] for run in figure.runs})
+    shared = {}
+    for (method, *group), figure in figures.items():
+        if figure and figure.runs:
+            common = set.intersection(*seeds[*group])
+            runs = [run for run in figure.runs if run["seed"] in common]
+            figure = figure_of(runs) if runs else None
+        shared[method, *group] = figure
+    return shared
+
+
 def mean_over_tasks(figures: list[Figure | None]) -> Figure | None:
     """None unless every task has a figure. The tasks' errors are independent."""
     if not figures or None in figures:
@@ -203,6 +222,7 @@ def task_table(title, command, figures, tasks, columns, mixed, data="", publishe
 
 def averages(used: dict, tasks, columns, published) -> list[str]:
     """Rows over all tasks: mean, gain over BC, mean of the last evaluations, interquartile mean."""
+    used = on_shared_seeds(used)
     ours = {column: mean_over_tasks([used[*column, task] for task in tasks]) for column in columns}
     theirs = {}
     for m, n in columns:
@@ -235,15 +255,13 @@ def averages(used: dict, tasks, columns, published) -> list[str]:
 
 def setting_table(title, command, figures, tasks, heads, rows, mixed) -> str:
     """Means over tasks. `rows`: label -> for each column (method with options, n_pref, data, the paper's or None)."""
-    lines, used = [f"### {title}", "", row(heads), "|---" * len(heads) + "|"], []
+    lines = [f"### {title}", "", row(heads), "|---" * len(heads) + "|"]
+    cells = {(method, n, data, task) for keys in rows.values() for method, n, data, _ in keys for task in tasks}
+    used = on_shared_seeds({(m, n, data, task): figures.get((m, task, n, data)) for m, n, data, task in cells})
     for label, keys in rows.items():
-        cells = []
-        for method, n, data, theirs in keys:
-            found = [figures.get((method, task, n, data)) for task in tasks]
-            used += found
-            cells.append(cell(mean_over_tasks(found), theirs, digits=1))
-        lines.append(row([label, *cells]))
-    return "\n".join([*lines, "", provenance(title, command, used, mixed)])
+        means = [(mean_over_tasks([used[*key, task] for task in tasks]), theirs) for *key, theirs in keys]
+        lines.append(row([label, *(cell(mean, theirs, digits=1) for mean, theirs in means)]))
+    return "\n".join([*lines, "", provenance(title, command, list(used.values()), mixed)])
 
 
 def spearman_table(path: Path) -> str:
@@ -423,12 +441,14 @@ collects. Only the part under *Notes* is written by hand.
 A figure is ours ± 2 standard errors over seeds, and in brackets the paper's. Ours: each seed's curve smoothed over 8
 evaluations of 25 episodes, averaged over seeds; the figure is the peak of that mean curve, as in the paper. A peak is
 optimistic, so the mean of the last 8 evaluations stands below, and the interquartile mean (IQM) of the same figures
-over tasks and seeds with a bootstrap interval that resamples seeds within tasks. Bold: the best of a row, if all of it
-have the same seeds. "–": no runs, or not all tasks of an average. Columns in italics are oracles, which tell what was
-possible: they know which policy made a segment, or use the labeler's own scores; the best data policy is measured on
-100 episodes of sampled actions. Preset `paper` has the scripts' defaults: published sizes where there are any, CPL's
-500,000 updates for all baselines, 10,000 for PAWS ([fidelity](fidelity.md)). `quick` has fewer and smaller updates, for
-one thread (both in `benchmark/sweep.py`).
+over tasks and seeds with a bootstrap interval that resamples seeds within tasks. Averages over tasks take of each task
+the seeds that all its methods have. Bold: the best of a row, if all of it have the same seeds. "–": no runs, or not all
+tasks of an average. Columns in italics are oracles, which tell what was possible: they know which policy made a
+segment, or use the labeler's own scores; the best data policy is measured on 100 episodes of sampled actions.
+
+Preset `paper` has the scripts' defaults: published sizes where there are any, CPL's 500,000 updates for all baselines,
+10,000 for PAWS ([fidelity](fidelity.md)). `quick` has fewer and smaller updates, for one thread (both in
+`benchmark/sweep.py`).
 
 On a cluster: `sbatch --array 0-9 --wrap 'python benchmark/sweep.py --shard $SLURM_ARRAY_TASK_ID/10 --workers 1'`, or
 `python benchmark/sweep.py --ray ADDRESS` after `pip install -r requirements-cluster.txt`."""

@@ -69,6 +69,21 @@ def test_interquartile_mean_and_its_interval():
     assert low < tables.interquartile_mean(scores) < high
 
 
+def test_averages_take_the_seeds_that_all_methods_of_a_task_have():
+    def figure(**levels):
+        curves = {int(seed[1:]): [[i, level / 100, None] for i in range(9)] for seed, level in levels.items()}
+        return tables.figure_of([dict(task="door-open", seed=s, path="", curve=c) for s, c in curves.items()])
+
+    figures = {("bc", 50, "door-open"): figure(s1=40, s2=60, s3=80), ("cpl", 50, "door-open"): figure(s1=10, s3=30)}
+    figures |= {("bc", 50, "push-back"): figure(s2=70), ("cpl", 50, "push-back"): None}
+    figures |= {("data_best", 50, "door-open"): tables.Figure(99)}
+    shared = tables.on_shared_seeds(figures)
+    assert shared["bc", 50, "door-open"].mean == pytest.approx(60)  # seeds 1 and 3
+    assert shared["cpl", 50, "door-open"].mean == pytest.approx(20)
+    assert shared["bc", 50, "push-back"].mean == pytest.approx(70) and shared["cpl", 50, "push-back"] is None
+    assert shared["data_best", 50, "door-open"].mean == 99
+
+
 def test_mean_over_tasks_needs_every_task():
     mean = tables.mean_over_tasks([tables.Figure(40, 3, 30, 0), tables.Figure(60, 4, 50, 0)])
     assert (mean.mean, mean.two_se, mean.last) == (50, 2.5, 40)  # sqrt(3^2 + 4^2) / 2
