@@ -250,9 +250,8 @@ def flags_of(cell: Cell, setup: Setup) -> list[str]:
     for key, value in cell.options:
         flags += [f"--{key}", value]
     flags += ["--data", cell.data] if cell.data else []
-    if length := re.fullmatch(
-        r"length(\d+)", Path(cell.data).stem
-    ):  # as many steps in each update of the advantage model
+    length = re.fullmatch(r"length(\d+)", Path(cell.data).stem)
+    if length:  # as many steps in each update of the advantage model, whatever the length
         flags += ["--advantage-batch-size", str(1024 // int(length[1]))]
     if cell.advantage_from:
         base = finished(setup.runs / cell.advantage_from)
