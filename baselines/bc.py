@@ -98,7 +98,6 @@ import time
 from collections import Counter
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from contextlib import contextmanager
-from fcntl import LOCK_EX, LOCK_NB, flock
 from functools import cache, partial
 from importlib import metadata, util
 from types import SimpleNamespace
@@ -136,34 +135,29 @@ def load_data(args: Args, device: torch.device) -> tuple[SimpleNamespace, Simple
     with explain(f"{args.data}: cannot read obs, act, prefs, format_version from it"):
         digest = hashlib.sha256(Path(args.data).read_bytes()).hexdigest()
         with np.load(args.data, allow_pickle=False) as file:
-            damaged = file.zip.testzip()  # np.load does not read to the end, where a checksum would tell
-            check(damaged is None, f"damaged: the checksum of {damaged} is wrong; copy it again")
+            check(file.zip.testzip() is None, "damaged: a checksum is wrong; copy it again")  # np.load reads less far
             obs, act, prefs, version = (np.asarray(file[key]) for key in ("obs", "act", "prefs", "format_version"))
             policy = np.asarray(file["policy"]) if "policy" in file else np.zeros(obs.shape[:1], int)
     resumed = vars(args).setdefault("data_sha256", digest)  # a resumed run has it from args.json
     require(resumed == digest, f"{args.data}: not the file this run started with; restore it, or start a new run")
     check(np.array_equal(version, 1), "format_version must be the integer 1")
-    floats = obs.ndim == act.ndim == 3 and obs.size * act.size > 0 and obs.dtype.kind == act.dtype.kind == "f"
-    found = f"found {obs.dtype} {obs.shape} and {act.dtype} {act.shape}"
-    check(floats and obs.shape[:2] == act.shape[:2], f"obs and act must be float32, (K, T, o) and (K, T, a), {found}")
-    largest = np.abs(obs).max()
-    check(largest <= np.finfo(np.float32).max, "obs has NaN or infinity; repair or remove those segments")
+    for key, x in (("obs", obs), ("act", act)):
+        ok = x.ndim == 3 and x.shape[:2] == obs.shape[:2] and x.size > 0 and x.dtype.kind == "f"
+        check(ok, f"{key} must be float32 (K, T, {key}_dim), the same K and T for both, found {x.dtype} {x.shape}")
+    check(np.abs(obs).max() <= np.finfo(np.float32).max, "obs has NaN or infinity; repair or remove those segments")
     check(np.abs(act).max() <= 1, "act must be in [-1, 1], without NaN; rescale the actions")
-    integers = prefs.shape[1:] == (2,) and prefs.dtype.kind in "iu"
-    check(integers, f"prefs must be integers (n, 2), found {prefs.dtype} {prefs.shape}")
+    ok = prefs.shape[1:] == (2,) and prefs.dtype.kind in "iu"
+    check(ok, f"prefs must be integers (n, 2), found {prefs.dtype} {prefs.shape}")
     check(prefs.min(initial=0) >= 0 and prefs.max(initial=0) < len(obs), f"prefs must index the {len(obs)} segments")
     check((prefs[:, 0] != prefs[:, 1]).all(), "prefs must not pair a segment with itself; remove those rows")
     check(policy.shape == obs.shape[:1] and policy.dtype.kind in "iu", f"policy must be {len(obs)} integers or absent")
     args.n_pref = args.n_pref or len(prefs)
     check(1 <= args.n_pref <= len(prefs), f"prefs has {len(prefs)} rows; choose --n-pref from 1 to that")
-    if largest > 1e6:
-        print(f"warning: {args.data}: obs up to {largest:.1e}; learning may diverge, rescale them")
 
     def segments(pairs: np.ndarray) -> SimpleNamespace:
-        rows, renumbered = np.unique(pairs.astype(np.int64), return_inverse=True)
-        arrays = dict(obs=obs[rows].astype(np.float32), act=act[rows].astype(np.float32), rows=rows)
-        arrays["prefs"] = renumbered.reshape(-1, 2)
-        return SimpleNamespace(**{key: torch.from_numpy(x).to(device) for key, x in arrays.items()})
+        rows, place = np.unique(pairs.astype(np.int64), return_inverse=True)
+        parts = dict(obs=np.float32(obs[rows]), act=np.float32(act[rows]), prefs=place.reshape(-1, 2), rows=rows)
+        return SimpleNamespace(**{key: torch.from_numpy(x).to(device) for key, x in parts.items()})
 
     chosen = choose_pairs(prefs, args.n_pref, args.seed, policy)
     return segments(prefs[chosen]), segments(np.delete(prefs, chosen, axis=0))
@@ -345,7 +339,6 @@ class Run:
     """args.json, TensorBoard, evals.csv, checkpoint.pt while it lasts; model.pt and result.json once complete."""
 
     CHECKPOINT_SECONDS = 60
-    DIVERGED = "learning has diverged; lower the learning rate, or rescale observations that are far from 1"
 
     def __init__(self, args: Args, **parts):
         """`parts`: modules and optimizers; a resumed run restores them, and the random state, here."""
@@ -362,12 +355,10 @@ class Run:
         self.folder = Path(args.resume) if args.resume else Path(args.runs_dir, name)
         while self.folder.exists() and not args.resume:  # a run started in the same second
             self.folder = Path(f"{self.folder}-2")
-        with explain(f"{self.folder}: cannot be used: no folder, or another process is at this run", OSError):
-            if not args.resume:
+        if not args.resume:
+            with explain(f"{self.folder}: no folder can be made there; choose another --runs-dir", OSError):
                 self.folder.mkdir(parents=True)
-                write(self.folder / "args.json", json.dumps(vars(args), indent=1))
-            self.lock = open(self.folder / "args.json")  # held until this process ends
-            flock(self.lock, LOCK_EX | LOCK_NB)
+            write(self.folder / "args.json", json.dumps(vars(args), indent=1))
         self.checkpoint = self.folder / "checkpoint.pt"
         if self.checkpoint.is_file():
             with explain(f"{self.checkpoint}: damaged; delete it, then --resume starts this run anew"):
@@ -416,7 +407,8 @@ class Run:
     def log(self, step: int, **values: float | None) -> None:
         for key, value in values.items():
             if value is not None:
-                require(np.isfinite(value), f"update {step}: {key} is not finite, {self.DIVERGED}")
+                fix = "learning has diverged; lower the learning rate, or rescale observations that are far from 1"
+                require(np.isfinite(value), f"update {step}: {key} is not finite: {fix}")
                 self.writer.add_scalar(key.replace("__", "/"), value, step)
 
     def evaluate(self, policy: Policy, step: int) -> None:
@@ -444,9 +436,7 @@ class Run:
 
     def finish(self, learned: dict[str, nn.Module | torch.Tensor], **summary) -> dict:
         """model.pt with what was learned, result.json, and the same on the last line of standard output."""
-        args, networks = self.args, [part for part in learned.values() if isinstance(part, nn.Module)]
-        finite = all(p.isfinite().all() for network in networks for p in network.parameters())
-        require(finite, f"a weight is not finite after the last update, {self.DIVERGED}")
+        args = self.args
         states = {k: dict(v.cpu().state_dict()) if isinstance(v, nn.Module) else v.cpu() for k, v in learned.items()}
         write(self.folder / "model.pt", {"format_version": 1, "args": vars(args), **states})
         keys = "algorithm task n_pref seed steps n_segments lambda n_eff n_eff_target kl pref_acc_train pref_acc_val"

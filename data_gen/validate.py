@@ -134,6 +134,9 @@ def describe(data: dict[str, np.ndarray]) -> str:
     if "policy" in data:
         counts = np.unique(data["policy"], return_counts=True)[1].tolist()
         line += f"  segments by policy {'/'.join(map(str, counts))}" + ("" if len(set(counts)) == 1 else " (not equal)")
+    largest = np.abs(data["obs"]).max()
+    if largest > 1e6:
+        line += f"  obs up to {largest:.1e} (far from 1: learning may diverge, rescale them)"
     uses = np.bincount(data["prefs"].ravel(), minlength=segments)
     return line + f"  pairs by segment {uses.min()}" + (f" to {uses.max()}" if uses.max() > uses.min() else "")
 

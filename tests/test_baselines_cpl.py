@@ -297,7 +297,6 @@ def test_a_killed_run_resumes_to_the_same_bits(module, run, data_file, tmp_path,
         def save_and_die(self, last=last):
             save(self)
             if self.done["policy"] == last:
-                self.lock.close()
                 raise Killed
 
         with monkeypatch.context() as patch:

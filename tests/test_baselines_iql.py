@@ -250,7 +250,6 @@ def test_killed_in_any_phase_it_resumes_to_the_same_bits(module, phase, last, fi
     def save_and_die(self):
         save(self)
         if self.done.get(phase) == last:
-            self.lock.close()
             raise Killed
 
     whole = module.main(module.Args(**flags, runs_dir=str(tmp_path / "whole")))

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 import tyro
+from conftest import ROOT, write_preferences
 
-ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "data_gen"))
 import make_preferences
 import select_policies
@@ -574,6 +574,12 @@ def test_validator_names_what_is_wrong_and_goes_on(data, preference_file, tmp_pa
     assert lines[-2].startswith(f"{preference_file}: OK  K 16  T 64  n 8  obs 35  act 4  segments by policy 4/4/4/4")
     assert lines[-1].startswith(f"{tmp_path / 'own.npz'}: OK")
     assert run("validate.py", preference_file).returncode == 0
+
+
+def test_validator_names_far_observations(tmp_path):
+    path = write_preferences(tmp_path / "far.npz", obs=np.full((40, 16, 3), -2e6, np.float32))
+    result = run("validate.py", path)
+    assert result.returncode == 0 and "obs up to 2.0e+06" in result.stdout
 
 
 # ---- the one command ----
