@@ -60,15 +60,12 @@ def main(args: Args) -> None:
         with np.load(ROOT / "data" / f"{task}.npz", allow_pickle=False) as file:
             obs, act, expert = (file[key] for key in ("obs", "act", "expert_logp"))
         for method in args.methods:
-            for folder in sorted(Path(args.runs_dir, args.preset).glob(f"{method}__{task}__n{args.n_pref}__s*")):
-                run = sweep.finished(folder)
-                if not run or not folder.name.rpartition("__s")[2].isdigit():  # unfinished, or with further flags
-                    continue
-                policy = torch.load(run[0] / "model.pt", map_location="cpu", weights_only=True)["policy"]
+            for folder, run, result in sweep.complete_runs(args.runs_dir, args.preset, method, task, args.n_pref):
+                policy = torch.load(run / "model.pt", map_location="cpu", weights_only=True)["policy"]
                 value = mean_rank_correlation(log_likelihood(policy, obs, act), expert)
                 commit = sweep.read_json(folder / "sweep.json").get("commit")
-                writer.writerow([method, task, args.n_pref, run[1]["seed"], round(value, 4), commit])
-                print(f"{method} {task} seed {run[1]['seed']}: {value:.3f}")
+                writer.writerow([method, task, args.n_pref, result["seed"], round(value, 4), commit])
+                print(f"{method} {task} seed {result['seed']}: {value:.3f}")
                 found += 1
     if not found:
         sys.exit(f"error: {args.runs_dir}/{args.preset}: no complete runs; run benchmark/sweep.py --study state first")

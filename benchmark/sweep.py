@@ -274,6 +274,13 @@ def finished(folder: Path) -> tuple[Path, dict] | None:
     return next(((run, result) for run, result in found if "curve" in result), None)
 
 
+def complete_runs(runs_dir: str, preset: str, method: str, task: str, n_pref: int):
+    """Sweep's folder, run directory and result of every seed, without those that have further flags."""
+    for folder in sorted(Path(runs_dir, preset).glob(f"{method}__{task}__n{n_pref}__s*")):
+        if folder.name.rpartition("__s")[2].isdigit() and finished(folder):
+            yield folder, *finished(folder)
+
+
 def collected(cell: Cell, setup: Setup, results: Path) -> bool:
     """The same commit was run on another machine, whose result is here without its run directory."""
     result = read_json(results / f"{cell.name}.json")

@@ -282,8 +282,31 @@ def spearman_table(path: Path) -> str:
         pairs = zip([*means, np.mean(means)], [*theirs, np.mean(theirs)] if theirs else [None] * 11, strict=True)
         cells = [cell(None if np.isnan(ours) else Figure(float(ours)), other, digits=2) for ours, other in pairs]
         lines.append(row([NAMES[method], *cells]))
-    made = f" Seeds {', '.join(sorted(seeds))}; commit {', '.join(sorted(commits))}." if values else ""
+    made = f" Seeds {', '.join(sorted(seeds))}; commit {', '.join(sorted(commits))}." if seeds else ""
     return "\n".join([*lines, "", f"`python benchmark/spearman.py`, from the runs of `sweep.py --study state`.{made}"])
+
+
+def imitation_table(path: Path) -> str:
+    """Of imitation.csv, which benchmark/imitation.py writes: means over runs."""
+    runs, columns = defaultdict(list), ("error_best", "error_others", "weight_best", "n_eff")
+    if path.exists():
+        with open(path, newline="") as file:
+            for line in csv.DictReader(file):
+                runs[line["method"]].append(line)
+    heads = ["Method", *"Error on the best policy|Error on the others|Weight on the best|n_eff|Tasks|Runs".split("|")]
+    lines = ["### Whom the policies imitate, Meta-World, 500 preferences", "", row(heads), "|---" * len(heads) + "|"]
+    for method in (name for name in NAMES if name in runs):
+        numbers = [[float(run[key] or "nan") for key in columns] for run in runs[method]]
+        cells = ["–" if np.isnan(mean) else f"{mean:.2f}" for mean in np.mean(numbers, axis=0)]
+        tasks = len({run["task"] for run in runs[method]})
+        lines.append(row([NAMES[method], *cells, str(tasks), str(len(numbers))]))
+    commits = sorted({run["commit"] for method in runs for run in runs[method]})
+    made = f" Means over runs; commit {', '.join(commits)}." if runs else ""
+    explained = (
+        "Error: mean ||a - mu(s)||². Weights: of the policy's loss, 0.25 on the best is no preference; n_eff: of"
+    )
+    explained += ' single steps\' weights, as a share of the steps; "–": a loss without weights.'
+    return "\n".join([*lines, "", f"{explained} `python benchmark/imitation.py`.{made}"])
 
 
 def cost_table(results: list[dict]) -> str:
@@ -393,6 +416,7 @@ def preset_sections(preset: str, results: list[dict], folder: Path, mixed: bool)
         )
     )  # fmt: skip
     sections.append(spearman_table(folder / "spearman.csv"))
+    sections.append(imitation_table(folder / "imitation.csv"))
     columns = [(m, n) for n in both for m in ("dppo", "dppo_defaults")]
     for name, tasks, command in (("success (%)", paper.METAWORLD, run), ("return", paper.LOCOMOTION, locomotion)):
         sections.append(task_table(f"DPPO: {name}", command, figures, tasks, columns, mixed))

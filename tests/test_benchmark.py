@@ -21,6 +21,7 @@ from scipy import stats
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmark"))
 import figures
+import imitation
 import paper
 import significance
 import spearman
@@ -173,7 +174,7 @@ def test_page_refuses_what_cannot_be_averaged(tmp_path):
         make_page(tmp_path)
 
 
-# ---- significance, spearman ----
+# ---- significance, spearman, imitation ----
 def test_significance_is_welch_with_both_corrections():
     rng = np.random.default_rng(0)
     groups = {name: rng.normal(level, 5, size=10) for name, level in (("paws_mlp", 86), ("bc", 74), ("cpl", 80))}
@@ -196,6 +197,33 @@ def test_spearman_is_per_segment_then_averaged():
     expected = np.mean([stats.spearmanr(a, b).statistic for a, b in zip(ours, expert, strict=True)])
     assert spearman.mean_rank_correlation(ours, expert) == pytest.approx(expected)
     assert spearman.mean_rank_correlation(ours, np.exp(3 * ours)) == pytest.approx(1)
+
+
+def test_weights_and_errors_by_data_policy():
+    """Four segments of two steps, the last two by the best policy."""
+    obs, act = torch.zeros(4, 2, 1), torch.tensor([0.0, 0.5, 1.0, -1.0])[:, None, None].expand(4, 2, 1)
+    policy = {
+        f"net.{i}.{part}": torch.zeros(shape) for i in (0, 3, 6) for part, shape in (("weight", (1, 1)), ("bias", 1))
+    }
+    segments = torch.tensor([0, 2, 3])  # of four
+    paws = dict(policy=policy, weights=torch.tensor([0.1, 0.3, 0.6], dtype=torch.float64), segments=segments)
+    found = imitation.measures(paws, obs.numpy(), act.numpy(), np.array([0, 0, 1, 1]))
+    assert found["error_best"] == 1.0 and found["error_others"] == 0.125  # the policy's action is 0
+    assert found["weight_best"] == pytest.approx(0.9)
+    assert found["n_eff"] == pytest.approx(1 / (2 * (0.05**2 + 0.15**2 + 0.3**2)) / 8)
+
+    def critic(slope):  # slope * act + 2, as two layers
+        return [torch.tensor([[0.0, slope]]), torch.tensor([2.0]), torch.eye(1), torch.zeros(1)]
+
+    value = dict(enumerate([torch.zeros(1, 1), torch.tensor([2.0]), torch.eye(1), torch.zeros(1)]))  # 2
+    iql = dict(policy=policy, value=value, args={"temperature": 10.0})
+    iql["critics"] = dict(enumerate([*critic(1.0), *critic(0.1)]))
+    u = np.array([0.0, 0.05, 0.1, -1.0])  # min(act, 0.1 act): a ReLU of a positive sum changes nothing
+    expected = np.exp(10 * u) / np.exp(10 * u).sum()
+    assert imitation.measures(iql, obs.numpy(), act.numpy(), np.arange(4))["weight_best"] == pytest.approx(
+        expected[-1], rel=1e-5
+    )
+    assert imitation.measures(dict(policy=policy), obs.numpy(), act.numpy(), np.arange(4))["n_eff"] is None
 
 
 def test_n_eff_of_a_temperature_is_the_definition():
