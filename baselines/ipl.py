@@ -261,7 +261,8 @@ def load_data(args: Args, device: torch.device) -> tuple[SimpleNamespace, Simple
     with explain(f"{args.data}: cannot read obs, act, prefs, format_version from it"):
         digest = hashlib.sha256(Path(args.data).read_bytes()).hexdigest()
         with np.load(args.data, allow_pickle=False) as file:
-            check(file.zip.testzip() is None, "damaged: a checksum is wrong; copy it again")  # np.load reads less far
+            damaged = file.zip.testzip()  # np.load does not read to the end, where a checksum would tell
+            check(damaged is None, f"damaged: the checksum of {damaged} is wrong; copy it again")
             obs, act, prefs, version = (np.asarray(file[key]) for key in ("obs", "act", "prefs", "format_version"))
             policy = np.asarray(file["policy"]) if "policy" in file else np.zeros(obs.shape[:1], int)
     resumed = vars(args).setdefault("data_sha256", digest)  # a resumed run has it from args.json
