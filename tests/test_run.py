@@ -1,6 +1,7 @@
 """What every script promises: same seed, same bits; exact resume; evaluation that changes nothing; one-line errors."""
 
 import json
+import multiprocessing
 import os
 import random
 import shutil
@@ -253,31 +254,26 @@ def test_interrupted_run_says_how_to_continue(toy, tmp_path):
 
 
 # ---- resume ----
-DRIVER = """
-import sys, runpy
-sys.argv[1:] = {flags!r}.split()
-source = open({script!r}).read().replace("CHECKPOINT_SECONDS = 60", "CHECKPOINT_SECONDS = 0")
-import types
-module = types.ModuleType("__main__"); module.__file__ = {script!r}; sys.modules["__main__"] = module
-exec(compile(source, {script!r}, "exec"), module.__dict__)
-"""
-
-
 def kill_and_continue(name: str, toy: Path, tmp_path: Path, moment, steps: int = 40) -> dict:
-    """Runs until moment(checkpoint's `done`) is true, kills -9, continues; returns the model."""
-    script, runs = load_script(name).__file__, tmp_path / "killed"
-    code = DRIVER.format(flags=f"{flags_of(name, toy, steps)} --runs-dir {runs}", script=script)
-    run = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    while run.poll() is None:
-        time.sleep(0.05)
+    """Runs in a fork until moment(checkpoint's `done`) is true, kills -9, continues; returns the model."""
+    runs = tmp_path / "killed"
+
+    def child() -> None:
+        load_script(name).Run.CHECKPOINT_SECONDS = -1  # a checkpoint after each update
+        run_in_process(name, f"{flags_of(name, toy, steps)} --runs-dir {runs}")
+
+    run = multiprocessing.get_context("fork").Process(target=child)
+    run.start()
+    while run.is_alive():
+        time.sleep(0.02)
         for path in runs.glob("*/checkpoint.pt"):
             try:
                 if moment(torch.load(path, weights_only=True)["done"]):
                     run.kill()
             except (OSError, RuntimeError, EOFError):
                 continue
-    error = run.stderr.read()
-    assert run.wait() == -signal.SIGKILL, error
+    run.join()
+    assert run.exitcode == -signal.SIGKILL
     folder = only_run(runs)
     assert (folder / "checkpoint.pt").exists()
     run_in_process(name, f"--resume {folder} --no-cuda")
