@@ -325,7 +325,7 @@ def cost_table(results: list[dict]) -> str:
         lines += [
             "",
             f"The paper's grid (14 tasks, 9 methods, 2 budgets, 10 seeds: 2,520 runs) with this preset's sizes: "
-            f"{hours:.0f} hours of one thread.",
+            f"{hours:.0f} hours of one thread, if all tasks take as long as the mean of these runs.",
         ]
     return "\n".join(lines)
 
