@@ -13,7 +13,7 @@ These are the published sizes; on a CPU add --reward-steps 400 --reward-batch-si
 1. Reward model: a causal Transformer reads a_1, s_1, a_2, s_2, ...; x_t is its output at s_t. One linear layer makes
    q_t, k_t and the scalar r_t of x_t; preference attention looks at the whole segment:
        z_t = sum_s softmax_s(q_t . k_s) r_s,      f(tau) = mean_t z_t,      L = -mean log sigmoid(f(tau+) - f(tau-))
-2. Relabelling: the reward of a step is r_t (not z_t), divided by (largest - smallest return), times the horizon.
+2. Relabelling: the reward of a step is r_t (not z_t), divided by (largest - smallest return), times their steps.
 3. IQL (Kostrikov et al., ICLR 2022) on single transitions, each update in this order:
        value   L_V  = mean |expectile - 1(u < 0)| u^2,  u = min_i Q'_i(s, a) - V(s)
        policy  L_pi = -mean min(exp(temperature u), 100) log pi(a | s)             V of after its update
@@ -53,7 +53,7 @@ class Args:
     reward_width: int = 256  # of the Transformer
     reward_layers: int = 1
     reward_heads: int = 4  # attention heads in each layer
-    return_range: float = 250.0  # the segments' relabelled returns span this, the horizon of an episode
+    return_range: float = 0.0  # the segments' relabelled returns span this [their number of steps]
     # IQL
     total_steps: int = 500_000  # updates
     batch_size: int = 256  # transitions in an update
@@ -282,7 +282,7 @@ def main(args: Args) -> dict:
     pref_acc_val = accuracy(relabel(best, unused.obs, unused.act)[1], unused.prefs)
     print(f"reward model: accuracy {pref_acc_train:.3f} on {len(prefs)} pairs, {pref_acc_val:.3f} on the unused ones")
     run.log(reward_steps, charts__pref_acc_train=pref_acc_train)
-    rewards = normalise_rewards(rewards, args.return_range, args.task)
+    rewards = normalise_rewards(rewards, args.return_range or T, args.task)
 
     # 3. IQL
     for step in run.steps("policy", args.total_steps):

@@ -216,7 +216,7 @@ def test_three_updates_of_the_preference_transformer_and_three_of_iql(exact):
             best = {key: value.detach().clone() for key, value in theta.items()}
     assert losses.index(min(losses)) == 0  # so the checkpoint is not the last
     r, _ = reward_transformer(best, data.obs, data.act, 2)
-    r = r / (r.sum(1).max() - r.sum(1).min()) * 250
+    r = r / (r.sum(1).max() - r.sum(1).min()) * data.obs.shape[1]
     before["reward"] = best
     iql = Transcription(before)
     for k, s, a, s2, where in batches(data, drawn, transitions=256):
