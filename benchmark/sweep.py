@@ -59,6 +59,7 @@ METHODS = {  # name in tables: script, flags that make the method
         "baselines/dppo.py",
         "--conservativeness 1 --smoothness 0 --smoothness-shift 0 --dropout 0",
     ),
+    "preference_transformer_250": ("baselines/preference_transformer.py", "--return-range 250"),  # the other reading
     "bc_preferred": ("baselines/bc.py", "--data-used preferred"),
     # Oracles, which tell what was possible: they know which policy made a segment, or the labeler's own scores.
     "bc_best": ("baselines/bc.py", "--data-used best"),

@@ -29,6 +29,7 @@ NAMES = {
     "paws_transformer": "PAWS (Trans.)", "paws_mlp": "PAWS (MLP)", "paws_transformer_chi2": "PAWS-χ² (Trans.)",
     "paws_mlp_chi2": "PAWS-χ² (MLP)", "paws_transformer_state": "State (Trans., step alone)",
     "paws_transformer_state_context": "State (Trans., in context)", "paws_mlp_state": "State (MLP)",
+    "preference_transformer_250": "Pref Trans. (returns span 250)",
     "paws_mlp_512": "PAWS (MLP, 3 x 512)", "bc_best": "*BC (best policy's segments)*",
     "paws_oracle": "*PAWS (oracle's advantages)*", "data_best": "*best data policy*",
 }  # fmt: skip
@@ -287,21 +288,22 @@ def spearman_table(path: Path) -> str:
 
 
 def imitation_table(path: Path) -> str:
-    """Of imitation.csv, which benchmark/imitation.py writes: means over runs."""
+    """Of imitation.csv, which benchmark/imitation.py writes: means over runs on the tasks that all methods have."""
     runs, columns = defaultdict(list), ("error_best", "error_others", "weight_best", "n_eff")
     if path.exists():
         with open(path, newline="") as file:
             for line in csv.DictReader(file):
                 runs[line["method"]].append(line)
-    heads = ["Method", *"Error on the best policy|Error on the others|Weight on the best|n_eff|Tasks|Runs".split("|")]
+    tasks = [task for task in paper.METAWORLD if all(any(r["task"] == task for r in rs) for rs in runs.values())]
+    runs = {method: [run for run in found if run["task"] in tasks] for method, found in runs.items() if tasks}
+    heads = ["Method", "Error on the best policy", "Error on the others", "Weight on the best", "n_eff", "Runs"]
     lines = ["### Whom the policies imitate, Meta-World, 500 preferences", "", row(heads), "|---" * len(heads) + "|"]
     for method in (name for name in NAMES if name in runs):
         numbers = [[float(run[key] or "nan") for key in columns] for run in runs[method]]
         cells = ["–" if np.isnan(mean) else f"{mean:.2f}" for mean in np.mean(numbers, axis=0)]
-        tasks = len({run["task"] for run in runs[method]})
-        lines.append(row([NAMES[method], *cells, str(tasks), str(len(numbers))]))
+        lines.append(row([NAMES[method], *cells, str(len(numbers))]))
     commits = sorted({run["commit"] for method in runs for run in runs[method]})
-    made = f" Means over runs; commit {', '.join(commits)}." if runs else ""
+    made = f" Means over the runs on {', '.join(tasks)}; commit {', '.join(commits)}." if runs else ""
     explained = (
         "Error: mean ||a - mu(s)||². Weights: of the policy's loss, 0.25 on the best is no preference; n_eff: of"
     )
@@ -348,6 +350,11 @@ def preset_sections(preset: str, results: list[dict], folder: Path, mixed: bool)
     )
     columns = [("paws_mlp", 500), ("paws_mlp_512", 500)]
     sections.append(task_table(title, command, figures, ("door-open", "drawer-open"), columns, mixed))
+    title = "Range of the Preference Transformer's returns, 500 preferences: success (%)"
+    columns = [(m, 500) for m in ("bc", "preference_transformer", "preference_transformer_250")]
+    command = f"{run} --methods {' '.join(m for m, _ in columns)} --n-prefs 500"
+    tasks = [task for task in paper.METAWORLD if (columns[-1][0], task, 500, "") in figures] or paper.METAWORLD
+    sections.append(task_table(title, command, figures, tasks, columns, mixed))
     for n in both:
         columns = [(m, n) for m in (*methods, *ORACLES)]
         title = f"Locomotion, {n} preferences: episodic return"
