@@ -226,6 +226,17 @@ def test_weights_and_errors_by_data_policy():
     assert imitation.measures(dict(policy=policy), obs.numpy(), act.numpy(), np.arange(4))["n_eff"] is None
 
 
+def test_imitation_is_compared_on_the_tasks_that_all_methods_have(tmp_path):
+    lines = ["method,task,n_pref,seed,error_best,error_others,weight_best,n_eff,commit"]
+    lines += ["cpl,door-open,500,1,0.2,0.4,,,abc", "cpl,sweep-into,500,1,9,9,,,abc"]
+    lines += [f"p_iql,door-open,500,{seed},{error},0.5,0.25,1,abc" for seed, error in ((1, 0.1), (2, 0.3))]
+    (tmp_path / "imitation.csv").write_text("\n".join(lines))
+    table = tables.imitation_table(tmp_path / "imitation.csv")
+    assert "| CPL | 0.20 | 0.40 | – | – | 1 |" in table and "| P-IQL | 0.20 | 0.50 | 0.25 | 1.00 | 2 |" in table
+    assert "on door-open; commit abc" in table
+    assert "| CPL |" not in tables.imitation_table(tmp_path / "nothing.csv")
+
+
 def test_n_eff_of_a_temperature_is_the_definition():
     advantages, lam = np.random.default_rng(0).normal(size=200), 0.7
     weights = np.exp(advantages / lam) / np.exp(advantages / lam).sum()
