@@ -36,6 +36,7 @@ NAMES = {
 ORACLES = ("bc_best", "paws_oracle", "data_best")  # know what no method may know
 # --flags of the sweep for PAWS (MLP) with the paper's advantage model, which preset quick has smaller
 PAPERS_SIZE = "--advantage-width 512 --advantage-layers 3 --advantage-learning-rate 3e-4 --advantage-steps 3000"
+LONGER = "--total-steps 30000 --eval-every 1500"  # five times as many updates as preset quick has
 WINDOW = 8
 
 
@@ -138,11 +139,13 @@ def mean_over_tasks(figures: list[Figure | None]) -> Figure | None:
 
 # ---- results ----
 def load_results(folder: Path) -> list[dict]:
-    """Evaluated runs with the preset's own flags; those with the paper's advantage model are a method of their own."""
+    """Evaluated runs with the preset's own flags; PAPERS_SIZE and LONGER make methods of their own."""
     found = [{**sweep.read_json(path), "path": str(path)} for path in sorted(folder.glob("*.json"))]
     for run in found:
         if (run.get("method"), run.get("flags")) == ("paws_mlp", PAPERS_SIZE):
             run |= {"method": "paws_mlp_512", "flags": ""}
+        elif run.get("flags") == LONGER:
+            run |= {"method": f"{run['method']}_longer", "flags": ""}
     return [run for run in found if run.get("curve") and not run["flags"] and curve_of(run)[0] is not None]
 
 
@@ -355,6 +358,15 @@ def preset_sections(preset: str, results: list[dict], folder: Path, mixed: bool)
     command = f"{run} --methods {' '.join(m for m, _ in columns)} --n-prefs 500"
     tasks = [task for task in paper.METAWORLD if (columns[-1][0], task, 500, "") in figures] or paper.METAWORLD
     sections.append(task_table(title, command, figures, tasks, columns, mixed))
+    title = "Five times as many updates, drawer-open, 500 preferences: success (%)"
+    command = f'{run} --tasks drawer-open --n-prefs 500 [--flags="{LONGER}"]'
+    rows, task = {}, "drawer-open"
+    for method in (m for m in NAMES if (f"{m}_longer", task, 500, "") in figures):
+        theirs = paper.FIGURES.get((task, method, 500))
+        rows[NAMES[method]] = [(method, 500, "", None), (f"{method}_longer", 500, "", theirs)]
+    heads = ["Method", "6,000 updates", "30,000 updates (the paper's 500,000)"]
+    if rows:
+        sections.append(setting_table(title, command, figures, (task,), heads, rows, mixed))
     for n in both:
         columns = [(m, n) for m in (*methods, *ORACLES)]
         title = f"Locomotion, {n} preferences: episodic return"

@@ -226,6 +226,15 @@ def test_weights_and_errors_by_data_policy():
     assert imitation.measures(dict(policy=policy), obs.numpy(), act.numpy(), np.arange(4))["n_eff"] is None
 
 
+def test_runs_with_further_flags_are_left_out_or_methods_of_their_own(tmp_path):
+    for i, (method, flags) in enumerate(
+        [("cpl", ""), ("cpl", tables.LONGER), ("paws_mlp", tables.PAPERS_SIZE), ("bc", "--x 1")]
+    ):
+        run = dict(method=method, flags=flags, task="door-open", curve=[[1, 0.5, None]])
+        (tmp_path / f"{i}.json").write_text(json.dumps(run))
+    assert [run["method"] for run in tables.load_results(tmp_path)] == ["cpl", "cpl_longer", "paws_mlp_512"]
+
+
 def test_imitation_is_compared_on_the_tasks_that_all_methods_have(tmp_path):
     lines = ["method,task,n_pref,seed,error_best,error_others,weight_best,n_eff,commit"]
     lines += ["cpl,door-open,500,1,0.2,0.4,,,abc", "cpl,sweep-into,500,1,9,9,,,abc"]
