@@ -138,10 +138,13 @@ def sac_reward(task: str, reward: float, success: float) -> float:
 
 
 class SacEnv(gym.Env):
-    """A task for Stable-Baselines3, with `sac_reward`; each reset draws a new episode seed."""
+    """A task for Stable-Baselines3, with `sac_reward`; each reset draws a new episode seed.
 
-    def __init__(self, task: str, seed: int):
-        self.task, self.sim = task, make_env(task)
+    `early_termination`: an episode of ant, hopper or walker2d ends, without a value, once the robot has fallen.
+    """
+
+    def __init__(self, task: str, seed: int, early_termination: bool = False):
+        self.task, self.sim, self.early_termination = task, make_env(task), early_termination
         self.rng = np.random.default_rng(seed)
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (self.sim.obs_dim,), np.float32)
         self.action_space = gym.spaces.Box(-1.0, 1.0, (self.sim.act_dim,), np.float32)
@@ -151,7 +154,8 @@ class SacEnv(gym.Env):
 
     def step(self, action):
         obs, reward, success, ended = self.sim.step(action)
-        return obs, sac_reward(self.task, reward, success), False, ended, {"success": success}
+        fallen = self.early_termination and not self.sim.env.unwrapped.is_healthy
+        return obs, sac_reward(self.task, reward, success), fallen, ended, {"success": success}
 
 
 def scripted_episode(env: MetaWorldEnv, task: str, seed: int, noise: float, rng: np.random.Generator) -> dict:

@@ -24,7 +24,8 @@ from make_preferences import POLICIES, episodes_per_job, rollout, start_pool
 from tqdm import tqdm
 
 WORST_SUCCESS = 0.05  # of the best policy's; the paper's worst policies have 0-16 %
-TRAINING = ("seed", "total_steps", "demo_episodes", "batch_size", "update_every", "learning_rate", "gamma")
+TRAINING = ("seed", "total_steps", "demo_episodes", "batch_size", "update_every", "learning_rate", "gamma",
+            "early_termination")  # fmt: skip
 TOLERANCE = 0.05  # of the range: checkpoints nearer to each other than this count as equal
 
 

@@ -38,7 +38,7 @@ from tqdm import tqdm
 BUFFER_KEYS = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
 CSV_FIELDS = ("step", "success", "return", "episodes", "minutes")
 DEFAULTS = {  # of flags that are not given: every task's, then those of its kind, then its own
-    "every task": dict(seed=1, eval_episodes=10),
+    "every task": dict(seed=1, eval_episodes=10, early_termination=False),
     "Meta-World": dict(
         total_steps=200_000, demo_episodes=40, checkpoint_every=2_000, stop_at=0.97,
         batch_size=128, update_every=1, learning_rate=3e-4, gamma=0.99,
@@ -82,6 +82,8 @@ class Args:
     [Meta-World: 3e-4; locomotion, which has fewer updates: 1e-3]"""
     gamma: float | None = None
     """discount [0.99; lever-pull and push-back: 0.97]"""
+    early_termination: bool | None = None
+    """end episodes of ant, hopper, walker2d once the robot has fallen, in training alone [walker2d: True]"""
     out: str = "experts"
     """parent of the output folder <out>/<task>"""
     resume: bool = False
@@ -255,6 +257,8 @@ def complete(args: Args, folder: Path) -> None:
             sys.exit(f"error: {flag} {getattr(args, name)}: must be at least {LEAST[name]:g}")
     if args.gamma >= 1:
         sys.exit(f"error: --gamma {args.gamma}: must be less than 1")
+    if args.early_termination and args.task not in ("ant", "hopper", "walker2d"):
+        sys.exit(f"error: --early-termination: {args.task} does not fall; it is for ant, hopper and walker2d")
     starts, every = learning_starts(args), args.checkpoint_every
     if args.total_steps // every * every <= starts:
         sys.exit(
@@ -287,7 +291,7 @@ def main(args: Args) -> None:
 
     model = SAC(
         LayerNormPolicy if args.demo_episodes else LeanPolicy,
-        SacEnv(args.task, args.seed),
+        SacEnv(args.task, args.seed, args.early_termination),
         seed=args.seed,
         batch_size=args.batch_size,
         train_freq=args.update_every,
