@@ -343,32 +343,29 @@ def load_data(args: Args, device: torch.device) -> tuple[SimpleNamespace, Simple
 
     Each: obs (K, T, o), act (K, T, a), prefs (n, 2): preferred and other segment, rows (K,): their place in the file.
     """
-
-    def check(ok: bool, problem: str) -> None:
-        require(ok, f"{args.data}: {problem} (data_gen/validate.py says more)")
-
-    with explain(f"{args.data}: cannot read obs, act, prefs, format_version from it"):
-        digest = hashlib.sha256(Path(args.data).read_bytes()).hexdigest()
-        with np.load(args.data, allow_pickle=False) as file:
+    name = args.data
+    with explain(f"{name}: cannot read obs, act, prefs, format_version from it"):
+        digest = hashlib.sha256(Path(name).read_bytes()).hexdigest()
+        with np.load(name, allow_pickle=False) as file:
             damaged = file.zip.testzip()  # np.load does not read to the end, where a checksum would tell
-            check(damaged is None, f"damaged: the checksum of {damaged} is wrong; copy it again")
+            require(damaged is None, f"{name}: damaged: the checksum of {damaged} is wrong; copy it again")
             obs, act, prefs, version = (np.asarray(file[key]) for key in ("obs", "act", "prefs", "format_version"))
             policy = np.asarray(file["policy"]) if "policy" in file else np.zeros(obs.shape[:1], int)
     resumed = vars(args).setdefault("data_sha256", digest)  # a resumed run has it from args.json
-    require(resumed == digest, f"{args.data}: not the file this run started with; restore it, or start a new run")
-    check(np.array_equal(version, 1), "format_version must be the integer 1")
+    require(resumed == digest, f"{name}: not the file this run started with; restore it, or start a new run")
+    require(np.array_equal(version, 1), f"{name}: format_version must be the integer 1")
     for key, x in (("obs", obs), ("act", act)):
-        ok = x.ndim == 3 and x.shape[:2] == obs.shape[:2] and x.size > 0 and x.dtype.kind == "f"
-        check(ok, f"{key} must be float32 (K, T, {key}_dim), the same K and T for both, found {x.dtype} {x.shape}")
-    check(np.abs(obs).max() <= np.finfo(np.float32).max, "obs has NaN or infinity; repair or remove those segments")
-    check(np.abs(act).max() <= 1, "act must be in [-1, 1], without NaN; rescale the actions")
-    ok = prefs.shape[1:] == (2,) and prefs.dtype.kind in "iu"
-    check(ok, f"prefs must be integers (n, 2), found {prefs.dtype} {prefs.shape}")
-    check(prefs.min(initial=0) >= 0 and prefs.max(initial=0) < len(obs), f"prefs must index the {len(obs)} segments")
-    check((prefs[:, 0] != prefs[:, 1]).all(), "prefs must not pair a segment with itself; remove those rows")
-    check(policy.shape == obs.shape[:1] and policy.dtype.kind in "iu", f"policy must be {len(obs)} integers or absent")
+        fits = x.ndim == 3 and x.shape[:2] == obs.shape[:2] and x.size > 0 and x.dtype.kind == "f"
+        require(fits, f"{name}: {key} must be float32 (K, T, dim), K and T as the other's, not {x.dtype} {x.shape}")
+    require(np.abs(obs).max() <= np.finfo(np.float32).max, f"{name}: obs has NaN or infinity; remove those segments")
+    require(np.abs(act).max() <= 1, f"{name}: act must be in [-1, 1], without NaN; rescale the actions")
+    fits = prefs.shape[1:] == (2,) and prefs.dtype.kind in "iu" and (prefs[:, 0] != prefs[:, 1]).all()
+    fits = fits and prefs.min(initial=0) >= 0 and prefs.max(initial=0) < len(obs)
+    require(fits, f"{name}: prefs must be integers (n, 2), in each row two different segments of {len(obs)}")
+    fits = policy.shape == obs.shape[:1] and policy.dtype.kind in "iu"
+    require(fits, f"{name}: policy must be {len(obs)} integers, or absent")
     args.n_pref = args.n_pref or len(prefs)
-    check(1 <= args.n_pref <= len(prefs), f"prefs has {len(prefs)} rows; choose --n-pref from 1 to that")
+    require(1 <= args.n_pref <= len(prefs), f"{name}: prefs has {len(prefs)} rows; choose --n-pref from 1 to that")
 
     def segments(pairs: np.ndarray) -> SimpleNamespace:
         rows, place = np.unique(pairs.astype(np.int64), return_inverse=True)
@@ -474,16 +471,14 @@ def make_metaworld(task: str):
 
 @cache  # one per process
 def make_env(task: str, env_id: str = ""):
-    name = f"--env-id {env_id}" if env_id else f"--task {task}"
-    fix = f"use one of {', '.join((*METAWORLD_TASKS, *LOCOMOTION_TASKS))}, or an installed --env-id, or --no-eval"
-    with explain(f"{name}: no simulator with bounded continuous actions; {fix}"):
+    known = ", ".join((*METAWORLD_TASKS, *LOCOMOTION_TASKS))
+    with explain(f"{env_id or task}: no such simulator with bounded actions; --env-id, --no-eval, or --task {known}"):
         if task in METAWORLD_TASKS and not env_id:
             return make_metaworld(task)
         import gymnasium as gym
 
         env = gym.make(env_id) if env_id else gym.make(**LOCOMOTION_TASKS[task], max_episode_steps=HORIZON)
-        if env.spec.max_episode_steps is None:
-            print(f"warning: {env_id} has no time limit: episodes end after 1,000 steps")
+        if env.spec.max_episode_steps is None:  # episodes would not end
             env = gym.wrappers.TimeLimit(env, 1_000)
         assert env.action_space.is_bounded()
         low, high = env.action_space.low, env.action_space.high  # RescaleAction would round differently from the data's
