@@ -240,3 +240,18 @@ def test_sac_is_paid_for_success_on_lever_pull_and_push_back():
     assert envs.sac_reward("lever-pull", 10.0, 1.0) == envs.sac_reward("push-back", 10.0, 1.0) == pytest.approx(2.0)
     assert envs.sac_reward("lever-pull", 10.0, 0.0) == envs.sac_reward("door-open", 10.0, 1.0) == pytest.approx(1.0)
     assert envs.sac_reward("hopper", 3.0, np.nan) == 3.0
+
+
+def test_a_fall_ends_an_episode_of_training_alone():
+    """Walker2d falls under random actions: then, and only with early termination, the episode has no further value."""
+    ends = {}
+    for early in (False, True):
+        sac, rng = envs.SacEnv("walker2d", seed=0, early_termination=early), np.random.default_rng(0)
+        sac.reset()
+        for step in range(1, HORIZON + 1):
+            _, _, fallen, ended, _ = sac.step(rng.uniform(-1, 1, 6).astype(np.float32))
+            assert fallen == (early and not sac.sim.env.unwrapped.is_healthy)
+            if fallen or ended:
+                break
+        ends[early] = step
+    assert ends[False] == HORIZON and ends[True] < 100
