@@ -97,19 +97,18 @@ def effective_samples(figures: dict, tasks: tuple[str, ...]):
         "paws_mlp_chi2": ("linear (χ²)", "paws_mlp_trust-region-chi2_n-eff-"),
     }
     drawn = False
+    defaults = {("paws_mlp", 0.1): "paws_mlp", ("paws_mlp_chi2", 0.3): "paws_mlp_chi2"}
+    names = {(m, share): defaults.get((m, share), f"{shapes[m][1]}{share}") for m in shapes for share in sweep.SHARES}
+    means = tables.means_of(figures, tasks, [(name, n, "") for name in (*names.values(), "bc") for n in (50, 500)])
     for axes, n in zip(panels, (50, 500), strict=True):
-        for method, (label, prefix) in shapes.items():
-            points = []
-            for share in sweep.SHARES:
-                default = (method, share) in (("paws_mlp", 0.1), ("paws_mlp_chi2", 0.3))
-                name = method if default else f"{prefix}{share}"
-                mean = tables.mean_over_tasks([figures.get((name, task, n, "")) for task in tasks])
-                points += [(100 * share, mean.mean, np.nan_to_num(mean.two_se))] if mean else []
+        for method, (label, _) in shapes.items():
+            found = {share: means.get((names[method, share], n, "")) for share in sweep.SHARES}
+            points = [(100 * share, mean.mean, np.nan_to_num(mean.two_se)) for share, mean in found.items() if mean]
             if len(points) > 1:
                 color, dashes = STYLES[method]
                 axes.errorbar(*np.array(points).T, color=color, linestyle=dashes, marker="o", markersize=3, label=label)
                 drawn = True
-        bc = tables.mean_over_tasks([figures.get(("bc", task, n, "")) for task in tasks])
+        bc = means.get(("bc", n, ""))
         if bc:
             axes.axhline(bc.mean, color=STYLES["bc"][0], linestyle=STYLES["bc"][1], linewidth=1, label="BC")
         axes.set(title=f"{n} preferences", xlabel="n_eff (% of the segments)")
@@ -131,9 +130,9 @@ def segment_length(figures: dict):
     ]  # fmt: skip
     drawn = False
     for axes, label, method, keys in series:
-        means = {k: tables.mean_over_tasks([figures.get((m, task, n, d)) for task in paper.METAWORLD])
-                 for k, (m, n, d) in keys.items()}  # fmt: skip
-        points = np.array([(k, mean.mean, np.nan_to_num(mean.two_se)) for k, mean in means.items() if mean])
+        means = tables.means_of(figures, paper.METAWORLD, keys.values())
+        found = {k: means[key] for k, key in keys.items() if key in means}
+        points = np.array([(k, mean.mean, np.nan_to_num(mean.two_se)) for k, mean in found.items()])
         if len(points) > 1:
             color, dashes = STYLES[method]
             axes.errorbar(*points.T, color=color, linestyle=dashes, marker="o", markersize=3, label=label)
@@ -151,14 +150,13 @@ def segment_length(figures: dict):
 
 
 def performance_profile(figures: dict, n: int):
-    """Share of runs (tasks x seeds) above each success rate."""
+    """Share of runs above each success rate; each task counts the same, whatever its number of seeds."""
     figure, axes = plt.subplots(figsize=(4.2, 2.6))
     levels = np.linspace(0, 100, 201)
     for method, (color, dashes) in STYLES.items():
         found = [figures.get((method, task, n, "")) for task in paper.METAWORLD]
         if None not in found:
-            scores = np.concatenate([figure.scores for figure in found])
-            share = (scores[:, None] > levels).mean(0)
+            share = np.mean([(figure.scores[:, None] > levels).mean(0) for figure in found], axis=0)
             width = 1.8 if "paws" in method else 1.1
             axes.step(
                 levels,

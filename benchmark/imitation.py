@@ -3,12 +3,12 @@
     python benchmark/sweep.py
     python benchmark/imitation.py
 
-For every complete run of a sweep, on all segments of the preference file:
+For every complete run of a sweep that learned from all 500 pairs, on all segments of the preference file:
   error_best, error_others   mean ||a - mu(s)||^2 on the segments of the best data policy, and on those of the others
   weight_best                share of the loss's weights on the best policy's segments; 0.25 is no preference
   n_eff                      effective sample size of the weights of single steps, as a share of them
 PAWS has segments' weights; those of P-IQL, IPL and Preference Transformer are min(exp(temperature (min_i Q_i - V)),
-100) with the critics at the end of the run. The other methods have none.
+100) with the critics at the end of the run (the slow copies that the loss takes are not saved). The others have none.
 Writes benchmark/results/PRESET/imitation.csv, which tables.py reads.
 """
 
@@ -34,7 +34,6 @@ class Args:
     preset: str = "quick"  # whose runs
     methods: tuple[str, ...] = paper.METHODS  # which methods
     tasks: tuple[str, ...] = paper.METAWORLD  # which tasks
-    n_pref: int = 500  # number of preferences
     runs_dir: str = "runs/sweep"  # of benchmark/sweep.py
     out: str = ""  # file to write [benchmark/results/PRESET/imitation.csv]
 
@@ -81,9 +80,9 @@ def main(args: Args) -> None:
         with np.load(ROOT / "data" / f"{task}.npz", allow_pickle=False) as file:
             arrays = [file[key] for key in ("obs", "act", "policy")]
         for method in args.methods:
-            for folder, run, result in sweep.complete_runs(args.runs_dir, args.preset, method, task, args.n_pref):
+            for folder, run, result in sweep.complete_runs(args.runs_dir, args.preset, method, task, 500):
                 model = torch.load(run / "model.pt", map_location="cpu", weights_only=True)
-                names = dict(method=method, task=task, n_pref=args.n_pref, seed=result["seed"])
+                names = dict(method=method, task=task, n_pref=500, seed=result["seed"])
                 found = {key: None if x is None else round(x, 4) for key, x in measures(model, *arrays).items()}
                 rows.append({**names, **found, "commit": sweep.read_json(folder / "sweep.json").get("commit")})
                 print(", ".join(f"{key} {value}" for key, value in rows[-1].items() if value is not None))

@@ -18,7 +18,8 @@ def parse(text: str, methods: tuple[str, ...], n_pref: int) -> dict[tuple[str, s
     return {key: (float(mean), float(two_se)) for key, (mean, two_se) in values.items()}
 
 
-# Tables "Meta-World", "Locomotion Tasks", "DPPO" and "Performance results for individual tasks", 10 seeds.
+# Tables "Meta-World", "Locomotion Tasks", "DPPO" and "Performance results for individual tasks", 10 seeds. The last one
+# repeats PAWS with 50 preferences; where it differs (five cells, by at most 1, 2 SE by at most 2), this is the first.
 FIGURES = {
     **parse(
         """

@@ -178,11 +178,13 @@ def study_cells(args: Args) -> list[Cell]:
     elif args.study == "human":
         methods = [method for method in paper.METHODS if method != "dppo"]
         for task in args.tasks or HUMAN_TASKS:
-            files = sorted(Path(args.labels_dir).resolve().glob(f"{task}/*.npz"))
+            folder = Path(args.labels_dir, task)
+            files = sorted(path for path in folder.glob("*.npz") if path.stem != "export")  # that one is of everybody
             if not files:
-                sys.exit(f"error: {args.labels_dir}/{task}: no labeler's file; make it with data_gen/label.py --export")
+                make = f"data_gen/label.py --task {task} --labeler NAME --export --out {folder}/NAME.npz"
+                sys.exit(f"error: {folder}: no labeler's file; make one for each with {make}")
             for seed, path in enumerate(files, 1):  # one run per labeler
-                cells += [Cell(method, task, 50, seed, data=str(path)) for method in methods]
+                cells += [Cell(method, task, 50, seed, data=str(path.resolve())) for method in methods]
     return cells
 
 

@@ -179,7 +179,8 @@ def provenance(title: str, command: str, used: list[Figure | None], mixed: bool)
     if len(found["commit"]) > 1 and not mixed:
         examples = ", ".join(next(run["path"] for run in runs if str(run["commit"]) == c) for c in found["commit"])
         sys.exit(f"error: {title}: results of {len(found['commit'])} commits ({examples}): remove some, or use --mixed")
-    seeds = sorted({len(figure.scores) for figure in used if figure and len(figure.scores)})
+    seeds = sorted({len({run["seed"] for run in figure.runs if run["task"] == task})
+                    for figure in used if figure for task in {run["task"] for run in figure.runs}})  # fmt: skip
     count = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     preset, commits, machines = (", ".join(found[key]) for key in ("preset", "commit", "machine"))
     text = f"`{command}`; preset {preset}; seeds per figure: {count}; commit {commits}; {machines}."
@@ -198,9 +199,10 @@ def cell(ours: Figure | None, theirs: float | tuple | None, best: bool = False, 
 
 
 def best_of(figures: list[Figure | None], rounded=float) -> float | None:
-    """The largest mean; None unless all have the same seeds: the peak of one seed is more optimistic than of three."""
-    seeds = {tuple(sorted({(run["task"], run["seed"]) for run in figure.runs})) for figure in figures if figure}
-    return max(rounded(figure.mean) for figure in figures if figure) if len(seeds) == 1 else None
+    """The largest mean of at least two; None unless all have the same seeds: one seed's peak is more optimistic."""
+    found = [figure for figure in figures if figure]
+    seeds = {tuple(sorted({(run["task"], run["seed"]) for run in figure.runs})) for figure in found}
+    return max(rounded(figure.mean) for figure in found) if len(found) > 1 and len(seeds) == 1 else None
 
 
 def task_table(title, command, figures, tasks, columns, mixed, data="", published=paper.FIGURES) -> str:
@@ -226,7 +228,8 @@ def task_table(title, command, figures, tasks, columns, mixed, data="", publishe
 
 def averages(used: dict, tasks, columns, published) -> list[str]:
     """Rows over all tasks: mean, gain over BC, mean of the last evaluations, interquartile mean."""
-    used = on_shared_seeds(used)
+    complete = {column for column in columns if all(used[*column, task] for task in tasks)}  # others have no average
+    used = on_shared_seeds({key: figure if key[:2] in complete else None for key, figure in used.items()})
     ours = {column: mean_over_tasks([used[*column, task] for task in tasks]) for column in columns}
     theirs = {}
     for m, n in columns:
@@ -257,15 +260,25 @@ def averages(used: dict, tasks, columns, published) -> list[str]:
     return [row([name, *cells]) for name, cells in rows.items()]
 
 
+def means_of(figures: dict[tuple, Figure], tasks, settings) -> dict[tuple, Figure]:
+    """(method with options, n_pref, data) -> mean over tasks, of those in `settings` that have all tasks.
+
+    All are of the same seeds: of each task those that every setting has.
+    """
+    cells = {(key, task): figures.get((key[0], task, *key[1:])) for key in settings for task in tasks}
+    complete = [key for key in dict.fromkeys(settings) if all(cells[key, task] for task in tasks)]
+    used = on_shared_seeds({cell: figure for cell, figure in cells.items() if cell[0] in complete})
+    means = {key: mean_over_tasks([used[key, task] for task in tasks]) for key in complete}
+    return {key: mean for key, mean in means.items() if mean}
+
+
 def setting_table(title, command, figures, tasks, heads, rows, mixed) -> str:
     """Means over tasks. `rows`: label -> for each column (method with options, n_pref, data, the paper's or None)."""
     lines = [f"### {title}", "", row(heads), "|---" * len(heads) + "|"]
-    cells = {(method, n, data, task) for keys in rows.values() for method, n, data, _ in keys for task in tasks}
-    used = on_shared_seeds({(m, n, data, task): figures.get((m, task, n, data)) for m, n, data, task in cells})
+    means = means_of(figures, tasks, [tuple(key) for keys in rows.values() for *key, _ in keys])
     for label, keys in rows.items():
-        means = [(mean_over_tasks([used[*key, task] for task in tasks]), theirs) for *key, theirs in keys]
-        lines.append(row([label, *(cell(mean, theirs, digits=1) for mean, theirs in means)]))
-    return "\n".join([*lines, "", provenance(title, command, list(used.values()), mixed)])
+        lines.append(row([label, *(cell(means.get(tuple(key)), theirs, digits=1) for *key, theirs in keys)]))
+    return "\n".join([*lines, "", provenance(title, command, list(means.values()), mixed)])
 
 
 def spearman_table(path: Path) -> str:
@@ -296,7 +309,8 @@ def imitation_table(path: Path) -> str:
     if path.exists():
         with open(path, newline="") as file:
             for line in csv.DictReader(file):
-                runs[line["method"]].append(line)
+                if line["n_pref"] == "500":
+                    runs[line["method"]].append(line)
     tasks = [task for task in paper.METAWORLD if all(any(r["task"] == task for r in rs) for rs in runs.values())]
     runs = {method: [run for run in found if run["task"] in tasks] for method, found in runs.items() if tasks}
     heads = ["Method", "Error on the best policy", "Error on the others", "Weight on the best", "n_eff", "Runs"]
@@ -364,7 +378,7 @@ def preset_sections(preset: str, results: list[dict], folder: Path, mixed: bool)
     for method in (m for m in NAMES if (f"{m}_longer", task, 500, "") in figures):
         theirs = paper.FIGURES.get((task, method, 500))
         rows[NAMES[method]] = [(method, 500, "", None), (f"{method}_longer", 500, "", theirs)]
-    heads = ["Method", "6,000 updates", "30,000 updates (the paper's 500,000)"]
+    heads = ["Method", "6,000 updates", "30,000 updates (the paper)"]
     if rows:
         sections.append(setting_table(title, command, figures, (task,), heads, rows, mixed))
     for n in both:
@@ -481,17 +495,21 @@ INTRODUCTION = """# Results
 This page is made by `python benchmark/tables.py` from the files of `benchmark/results/`, which `benchmark/sweep.py`
 collects. Only the part under *Notes* is written by hand.
 
-A figure is ours ± 2 standard errors over seeds, and in brackets the paper's. Ours: each seed's curve smoothed over 8
-evaluations of 25 episodes, averaged over seeds; the figure is the peak of that mean curve, as in the paper. A peak is
-optimistic, so the mean of the last 8 evaluations stands below, and the interquartile mean (IQM) of the same figures
-over tasks and seeds with a bootstrap interval that resamples seeds within tasks. Averages over tasks take of each task
-the seeds that all its methods have. Bold: the best of a row, if all of it have the same seeds. "–": no runs, or not all
-tasks of an average. Columns in italics are oracles, which tell what was possible: they know which policy made a
-segment, or use the labeler's own scores; the best data policy is measured on 100 episodes of sampled actions.
+A figure is ours ± 2 standard errors over seeds, and in brackets the paper's, which was measured on its authors' data:
+ours are made anew ([data card](../data/README.md)). Ours: each seed's curve smoothed over 8 evaluations of 25 episodes,
+averaged over seeds; the figure is the peak of that mean curve, as in the paper. A peak is optimistic, so the mean of
+the last 8 evaluations stands below, and the interquartile mean (IQM) of the same figures over tasks and seeds with a
+bootstrap interval that resamples seeds within tasks. Averages over tasks take of each task the seeds that all methods
+of the table have that have an average, so a method may have different averages in two tables. Bold: the best of a row,
+if all of it have the same seeds. "–": no runs, or not all tasks of an average. Columns in italics are oracles, which
+tell what was possible: they know which policy made a segment, or use the labeler's own scores; the best data policy is
+measured on 100 episodes of sampled actions.
 
 Preset `paper` has the scripts' defaults: published sizes where there are any, CPL's 500,000 updates for all baselines,
-10,000 for PAWS ([fidelity](fidelity.md)). `quick` has fewer and smaller updates, for one thread (both in
-`benchmark/sweep.py`).
+10,000 for PAWS (the paper gives no totals; [fidelity](fidelity.md)). `quick` is sized for one thread (both in
+`benchmark/sweep.py`): 6,000 updates for all, smaller batches for the baselines, smaller advantage models, for PAWS
+(MLP) with another learning rate, and DPPO with the settings of its article; *DPPO (code's defaults)* is what preset
+`paper` calls DPPO.
 
 On a cluster: `sbatch --array 0-9 --wrap 'python benchmark/sweep.py --shard $SLURM_ARRAY_TASK_ID/10 --workers 1'`, or
 `python benchmark/sweep.py --ray ADDRESS` after `pip install -r requirements-cluster.txt`."""
