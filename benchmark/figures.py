@@ -1,8 +1,8 @@
-"""Figures from collected results, as PNG and PDF: docs/figures/<name>.{png,pdf}.
+"""Figures from collected results, as PNG and PDF: RESULTS/figures/<name>.{png,pdf}.
 
 python benchmark/figures.py                      # learning curves, ablations, performance profiles
 python benchmark/figures.py --weights RUN_DIR    # weights of a PAWS run, and n_eff of every temperature
-python benchmark/figures.py --readme RUN_DIR     # docs/learned.png: four frames of its video.mp4 beside its curve
+python benchmark/figures.py --readme RUN_DIR     # four frames of its video.mp4 beside its curve: learned.png
 """
 
 import sys
@@ -37,8 +37,8 @@ plt.rcParams.update(
 @dataclass
 class Args:
     preset: str = "quick"  # whose results
-    results: str = "benchmark/results"  # folder with a folder of collected results for each preset
-    out: str = "docs/figures"  # where the figures go
+    results: str = "results"  # of benchmark/sweep.py: folder with a folder of results for each preset
+    out: str = ""  # where the figures go [RESULTS/figures]
     weights: str = ""  # run directory of a PAWS run: draw its weights instead
     readme: str = ""  # run directory with a video.mp4 (benchmark/evaluate.py RUN_DIR --video): README's picture instead
 
@@ -226,11 +226,11 @@ def readme_picture(folder: Path):
 
 
 def main(args: Args) -> None:
-    out = Path(args.out)
+    out = Path(args.out or f"{args.results}/figures")
     if args.readme:
-        figure = readme_picture(Path(args.readme))
-        figure.savefig(out.parent / "learned.png")
-        print(f"wrote {out.parent / 'learned.png'}")
+        out.mkdir(parents=True, exist_ok=True)
+        readme_picture(Path(args.readme)).savefig(out / "learned.png")
+        print(f"wrote {out / 'learned.png'}")
         return
     if args.weights:
         save(weights_of_a_run(Path(args.weights)), out, "weights")

@@ -9,7 +9,7 @@ For every complete run of a sweep that learned from all 500 pairs, on all segmen
   n_eff                      effective sample size of the weights of single steps, as a share of them
 PAWS has segments' weights; those of P-IQL, IPL and Preference Transformer are min(exp(temperature (min_i Q_i - V)),
 100) with the critics at the end of the run (the slow copies that the loss takes are not saved). The others have none.
-Writes benchmark/results/PRESET/imitation.csv, which tables.py reads.
+Writes results/PRESET/imitation.csv, which tables.py reads.
 """
 
 import csv
@@ -35,7 +35,7 @@ class Args:
     methods: tuple[str, ...] = paper.METHODS  # which methods
     tasks: tuple[str, ...] = paper.METAWORLD  # which tasks
     runs_dir: str = "runs/sweep"  # of benchmark/sweep.py
-    out: str = ""  # file to write [benchmark/results/PRESET/imitation.csv]
+    out: str = ""  # file to write [results/PRESET/imitation.csv]
 
 
 def mlp(parameters: list[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
@@ -92,7 +92,7 @@ def main(args: Args) -> None:
     writer = csv.DictWriter(text, rows[0], lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    path = Path(args.out or f"benchmark/results/{args.preset}/imitation.csv")
+    path = Path(args.out or f"results/{args.preset}/imitation.csv")
     path.parent.mkdir(parents=True, exist_ok=True)
     sweep.write(path, text.getvalue())
     print(f"wrote {path}")

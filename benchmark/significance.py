@@ -27,7 +27,7 @@ class Args:
     n_pref: int = 50  # number of preferences
     tasks: tuple[str, ...] = paper.METAWORLD  # which tasks
     human: bool = False  # the human study: its two tasks, 50 comparisons of each labeler
-    results: str = "benchmark/results"  # folder with a folder of collected results for each preset
+    results: str = "results"  # of benchmark/sweep.py: folder with a folder of results for each preset
     mixed: bool = False  # allow results of several commits
 
 

@@ -4,7 +4,7 @@
     python benchmark/spearman.py
 
 For every segment of the preference file: Spearman's correlation over its steps of log pi(a_t | s_t) and of the expert's
-(`expert_logp`); then the mean over segments. Writes benchmark/results/PRESET/spearman.csv, which tables.py reads.
+(`expert_logp`); then the mean over segments. Writes results/PRESET/spearman.csv, which tables.py reads.
 """
 
 import csv
@@ -31,7 +31,7 @@ class Args:
     tasks: tuple[str, ...] = paper.METAWORLD  # which tasks
     n_pref: int = 500  # number of preferences
     runs_dir: str = "runs/sweep"  # of benchmark/sweep.py
-    out: str = ""  # file to write [benchmark/results/PRESET/spearman.csv]
+    out: str = ""  # file to write [results/PRESET/spearman.csv]
 
 
 def log_likelihood(policy: dict[str, torch.Tensor], obs: np.ndarray, act: np.ndarray) -> np.ndarray:
@@ -69,7 +69,7 @@ def main(args: Args) -> None:
                 found += 1
     if not found:
         sys.exit(f"error: {args.runs_dir}/{args.preset}: no complete runs; run benchmark/sweep.py --study state first")
-    path = Path(args.out or f"benchmark/results/{args.preset}/spearman.csv")
+    path = Path(args.out or f"results/{args.preset}/spearman.csv")
     path.parent.mkdir(parents=True, exist_ok=True)
     sweep.write(path, text.getvalue())
     print(f"wrote {path}")

@@ -7,8 +7,9 @@
     python benchmark/sweep.py --ray auto                            # on a Ray cluster (requirements-cluster.txt)
 
 A run has a folder RUNS_DIR/PRESET/<name>/ with sweep.json (flags, commit), log.txt and its run directory. A run that is
-complete is not run again, an unfinished one is resumed. Every result.json is copied to RESULTS_DIR/<name>.json, with
-preset, machine and commit, where benchmark/tables.py reads it. After a change of code use another --runs-dir.
+complete is not run again, an unfinished one is resumed. Every result.json is copied to RESULTS/PRESET/<name>.json, with
+preset, machine and commit, where benchmark/tables.py reads it. After a change of code use another --runs-dir. The
+results of docs/results.md are in benchmark/results.
 """
 
 import fcntl
@@ -105,7 +106,7 @@ class Args:
     flags: str = ""  # further flags of every run, as in --flags="--total-steps 1000"; the run's name carries them
     labels_dir: str = "labels"  # study human: exports of label.py, LABELS_DIR/<task>/<labeler>.npz
     runs_dir: str = "runs/sweep"  # parent of the runs' folders
-    results_dir: str = ""  # collected result files [benchmark/results/<preset>]
+    results: str = "results"  # parent of the folder of collected results, named as the preset
     dirty: bool = False  # run although the checkout has uncommitted code, which no commit can name
     dry_run: bool = False  # print the commands that are left to run and the hours they take, and end
 
@@ -407,13 +408,16 @@ def commit(dirty_allowed: bool) -> str:
 
 
 def expected_seconds(results: Path) -> dict[str, float]:
-    """Mean of the measured seconds of each method that has results."""
-    seconds = defaultdict(list)
-    for path in results.glob("*.json"):
-        result = read_json(path)
-        if "curve" in result and not result.get("flags"):
-            seconds[result["method"]].append(result["seconds"]["total"])
-    return {method: float(np.mean(values)) for method, values in seconds.items()}
+    """Mean of the measured seconds of each method that has results, here or else in benchmark/results."""
+    expected = {}
+    for folder in (ROOT / "benchmark" / "results" / results.name, results):
+        seconds = defaultdict(list)
+        for path in folder.glob("*.json"):
+            result = read_json(path)
+            if "curve" in result and not result.get("flags"):
+                seconds[result["method"]].append(result["seconds"]["total"])
+        expected |= {method: float(np.mean(values)) for method, values in seconds.items()}
+    return expected
 
 
 def duration(seconds: float) -> str:
@@ -495,7 +499,7 @@ def main(args: Args) -> int:
     if args.workers < 1:
         sys.exit(f"error: --workers {args.workers}: at least 1")
     runs = Path(args.runs_dir).resolve() / args.preset
-    results = Path(args.results_dir or f"benchmark/results/{args.preset}").resolve()
+    results = Path(args.results, args.preset).resolve()
     cells = all_cells(args)
     setup = Setup(args.preset, runs, commit(args.dirty or args.dry_run))
     for cell in cells:

@@ -1,6 +1,7 @@
-"""The paper's tables from collected results, its figures beside ours: docs/results.md and benchmark/results/tables.csv.
+"""The paper's tables from collected results, its figures beside ours: RESULTS/results.md and RESULTS/tables.csv.
 
-    python benchmark/tables.py
+    python benchmark/tables.py                                                          # of your own sweep
+    python benchmark/tables.py --results benchmark/results --markdown docs/results.md   # of this repository's
 
 A figure: smooth each seed's curve over 8 adjacent evaluations, average over seeds, take the peak of that mean curve; +-
 2 standard errors over seeds (standard deviation with n - 1) there. Beside it the mean of the last 8 evaluations, and
@@ -42,9 +43,9 @@ WINDOW = 8
 
 @dataclass
 class Args:
-    results: str = "benchmark/results"  # folder with a folder of collected results for each preset
-    markdown: str = "docs/results.md"  # page to write; its part between "<!-- notes -->" and "<!-- end -->" stays
-    csv: str = "benchmark/results/tables.csv"  # every figure in one row
+    results: str = "results"  # of benchmark/sweep.py: folder with a folder of results for each preset
+    markdown: str = ""  # page to write; its part between "<!-- notes -->" and "<!-- end -->" stays [RESULTS/results.md]
+    csv: str = ""  # every figure in one row [RESULTS/tables.csv]
     mixed: bool = False  # allow a table of results of several commits
 
 
@@ -492,8 +493,8 @@ def csv_text(presets: dict[str, list[dict]]) -> str:
 
 INTRODUCTION = """# Results
 
-This page is made by `python benchmark/tables.py` from the files of `benchmark/results/`, which `benchmark/sweep.py`
-collects. Only the part under *Notes* is written by hand.
+This page is made by `python benchmark/tables.py --results benchmark/results --markdown docs/results.md` from what
+`benchmark/sweep.py --results benchmark/results` has collected. Only the part under *Notes* is written by hand.
 
 A figure is ours ± 2 standard errors over seeds, and in brackets the paper's, which was measured on its authors' data:
 ours are made anew ([data card](../data/README.md)). Ours: each seed's curve smoothed over 8 evaluations of 25 episodes,
@@ -520,18 +521,21 @@ def main(args: Args) -> None:
     if not folders:
         sys.exit(f"error: --results {args.results}: has no folder quick or paper; give their parent")
     presets = {folder.name: load_results(folder) for folder in folders}
-    page, path = [INTRODUCTION], Path(args.markdown)
+    page, path = [INTRODUCTION], Path(args.markdown or f"{args.results}/results.md")
     old = path.read_text() if path.exists() else ""
     notes = old.partition("<!-- notes -->\n")[2].partition("<!-- end -->")[0]
     page.append(f"## Notes\n\n<!-- notes -->\n{notes}<!-- end -->")
     pictures = sorted(path.parent.glob("figures/*.png"))
     if pictures:
         page += ["## Figures", *(f"![{p.stem.replace('_', ' ')}](figures/{p.name})" for p in pictures)]
-        page.append("`python benchmark/figures.py`")
+        page.append(f"`python benchmark/figures.py --results {args.results} --out {path.parent}/figures`")
     for folder in folders:
         page += preset_sections(folder.name, presets.get(folder.name, []), folder, args.mixed)
     page.append(data_quality())
-    for target, text in ((path, "\n\n".join(page) + "\n"), (Path(args.csv), csv_text(presets))):
+    for target, text in (
+        (path, "\n\n".join(page) + "\n"),
+        (Path(args.csv or f"{args.results}/tables.csv"), csv_text(presets)),
+    ):
         target.parent.mkdir(parents=True, exist_ok=True)
         sweep.write(target, text)
         print(f"wrote {target}")
