@@ -478,7 +478,8 @@ def test_uncommitted_code_is_refused(tmp_path, monkeypatch):
 
 def test_dry_run_tells_the_hours(tmp_path):
     write_result(tmp_path / "results" / "quick", "bc", "push-back", 50, 1, 50, seconds={"total": 7200.0})
-    lines = run_sweep(tmp_path, "--dry-run", "--methods", "bc", "cpl", "--workers", "2", tiny="").stdout.splitlines()
+    flags = ("--dry-run", "--methods", "bc", "paws_transformer_chi2", "--workers", "2")
+    lines = run_sweep(tmp_path, *flags, tiny="").stdout.splitlines()
     assert len(lines) == 3 and lines[0].startswith(
         shlex.join([sys.executable, str(ROOT / "baselines" / "bc.py"), "--task"])
     )
