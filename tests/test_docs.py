@@ -54,7 +54,6 @@ SMALLER = {  # what a script gets behind its own flags; the last of a repeated f
     "baselines/dppo.py": f"{TINY} --predictor-steps 2 --predictor-width 8",
     "benchmark/sweep.py": "--dry-run",
     "benchmark/tables.py": "--results benchmark/results",
-    "benchmark/significance.py": "--results benchmark/results",
     "benchmark/evaluate.py": "--episodes 2 --workers 1",
     "data_gen/import_lerobot.py": "--segment-length 8 --segments 6 --pairs 3",
     "data_gen/import_minari.py": "--segment-length 8 --segments 6 --pairs 3",
