@@ -18,13 +18,12 @@
 3. Policy: weighted maximum likelihood with whole segments' weights, never single steps'.
        max sum_i w_i sum_t log pi(a_t | s_t)                                                   Eq. 8
 
-The method is lines 25 to 275. Below it is what every script of this repository has in common: data, policy,
+The method is lines 25 to 251. Below it is what every script of this repository has in common: data, policy,
 simulators, evaluation, run directory. Choices where the paper is silent: docs/paws_transformer.md.
 """
 
 import os
 import sys
-from bisect import bisect_left
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -112,44 +111,27 @@ def kl_divergence(weights: np.ndarray) -> float:
     return float(np.dot(positive, np.log(len(weights) * positive)))
 
 
-def exponential_weights(advantages: np.ndarray, lam: float) -> np.ndarray:
-    """Eq. 7: w_i = exp(A_i / lambda) / sum_j exp(A_j / lambda). (N,) -> (N,)"""
-    weights = np.exp((advantages - advantages.max()) / lam)  # minus the maximum: no overflow
+def segment_weights(advantages: np.ndarray, lam: float, trust_region: str = "kl") -> np.ndarray:
+    """Eq. 7: w_i ~ exp(A_i / lambda); linear ones for chi2: w_i ~ max(0, A_i - c), c = max A - lambda. (N,) -> (N,)"""
+    scaled = (advantages - advantages.max()) / lam  # minus the maximum: no overflow
+    weights = np.exp(scaled) if trust_region == "kl" else np.maximum(1.0 + scaled, 0.0)
     return weights / weights.sum()
 
 
-def solve_lambda(advantages: np.ndarray, n_eff: float, kl_bound: float | None = None) -> float:
+def solve_lambda(advantages: np.ndarray, n_eff: float, kl_bound: float | None = None, trust_region="kl") -> float:
     """The lambda that gives n_eff (rises with lambda), or the KL bound (falls; the dual has g' = epsilon - KL)."""
     below = advantages.max() - advantages
     if not below.any():
         return 1.0  # identical advantages: uniform weights with any lambda
 
     def gap(log_lam: float) -> float:
-        weights = exponential_weights(-below, np.exp(log_lam))
+        weights = segment_weights(-below, np.exp(log_lam), trust_region)
         return np.log(effective_samples(weights) / n_eff) if kl_bound is None else kl_bound - kl_divergence(weights)
 
     low, high = np.log(below[below > 0].min() / 700), np.log(below.max()) + 19  # the best alone; uniform weights
     if gap(low) >= 0 or gap(high) <= 0:  # cannot be had: the nearest end
         return float(np.exp(low if gap(low) >= 0 else high))
     return float(np.exp(brentq(gap, low, high, xtol=1e-13, rtol=1e-13)))
-
-
-def linear_weights(advantages: np.ndarray, n_eff: float) -> np.ndarray:
-    """w_i = max(0, A_i - c) / sum_j max(0, A_j - c), with c such that n_eff has its value: max E_w[A] for that n_eff.
-
-    Of k segments above c, with mean m and variance v, n_eff = k (m - c)^2 / (v + (m - c)^2), which gives c.
-    """
-    ordered = np.sort(advantages)[::-1]
-    n, best = len(ordered), int((ordered == ordered[0]).sum())
-    if n_eff <= best:  # the best alone
-        return (advantages == ordered[0]) / best
-    if n_eff >= n:
-        return np.full(n, 1 / n)
-    # n_eff rises as the threshold falls from one segment's advantage to the next: the first that reaches it
-    k = best + bisect_left(range(best, n), n_eff, key=lambda i: effective_samples(np.maximum(ordered - ordered[i], 0)))
-    c = ordered[:k].mean() - np.sqrt(n_eff * ordered[:k].var() / (k - n_eff))
-    weights = np.maximum(advantages - c, 0.0)
-    return weights / weights.sum()
 
 
 @torch.no_grad()
@@ -171,19 +153,17 @@ def accuracy(advantages: torch.Tensor, prefs: torch.Tensor) -> float:
 
 def oracle_advantages(path: str, rows: torch.Tensor) -> torch.Tensor:
     """--advantage-from oracle: what the labels were made from, log pi*(a_t | s_t) of the data's best policy. (K, T)"""
-    with np.load(path, allow_pickle=False) as file:
-        require("expert_logp" in file, f"{path}: has no expert_logp, which --advantage-from oracle needs")
-        return torch.from_numpy(file["expert_logp"][rows.cpu().numpy()]).to(rows.device)
+    with explain(f"{path}: has no expert_logp, which --advantage-from oracle needs"):
+        return torch.from_numpy(np.load(path, allow_pickle=False)["expert_logp"]).to(rows.device)[rows]
 
 
 def take_advantage_model(model: nn.Module, rows: torch.Tensor, args: Args) -> None:
     """--advantage-from RUN_DIR: the advantage model of another run, which must have learned from the same pairs."""
     path = Path(args.advantage_from, "model.pt")
-    with explain(f"{path}: has no advantage model that fits the --advantage-... flags"):
+    with explain(f"{path}: has no advantage model of the same --data, --n-pref, --seed and --advantage-... flags"):
         saved = torch.load(path, map_location=rows.device, weights_only=True)
+        assert saved["args"]["data_sha256"] == args.data_sha256 and torch.equal(saved["segments"], rows), "other pairs"
         model.load_state_dict(saved["advantage"])
-        same = saved["args"]["data_sha256"] == args.data_sha256 and torch.equal(saved["segments"], rows)
-    require(same, f"{path}: learned from other data or pairs; use the same --data, --n-pref and --seed")
 
 
 # ---- end ----
@@ -238,15 +218,11 @@ def main(args: Args) -> dict:
     pieces = per_piece.sum(1).double().cpu().numpy()  # (N,)
     wanted = args.n_eff or (0.3 if args.task in LOCOMOTION_TASKS or args.trust_region == "chi2" else 0.1)
     n_eff_target = wanted * (len(pieces) if wanted <= 1 else T // L)  # a share of the pieces, or so many segments
-    if args.trust_region == "chi2":
-        lam, weights = None, linear_weights(pieces, n_eff_target)  # (N,), sum 1
-    else:
-        lam = solve_lambda(pieces, n_eff_target, args.kl_bound)
-        weights = exponential_weights(pieces, lam)
+    lam = solve_lambda(pieces, n_eff_target, args.kl_bound, args.trust_region)
+    weights = segment_weights(pieces, lam, args.trust_region)  # (N,), sum 1
     n_eff, kl = effective_samples(weights), kl_divergence(weights)
     run.log(0, weights__lambda=lam, weights__n_eff=n_eff, weights__kl=kl, weights__max=weights.max())
-    shape = "linear" if lam is None else f"lambda {lam:.4g}"
-    print(f"weights: {shape}, n_eff {n_eff:.1f} of {len(pieces)}, KL {kl:.3f}, largest {weights.max():.4f}")
+    print(f"weights: lambda {lam:.4g}, n_eff {n_eff:.1f} of {len(pieces)}, KL {kl:.3f}, largest {weights.max():.4f}")
     if args.kl_bound is None and abs(n_eff / n_eff_target - 1) > 0.01:
         print(f"n_eff {n_eff_target:g} cannot be had with these advantages: this is the nearest")
 
