@@ -17,7 +17,7 @@
 3. Policy: weighted maximum likelihood with whole segments' weights, never single steps'.
        max sum_i w_i sum_t log pi(a_t | s_t)                                                   Eq. 8
 
-The method is lines 24 to 236. Below it is what every script of this repository has in common: data, policy,
+The method is lines 24 to 235. Below it is what every script of this repository has in common: data, policy,
 simulators, evaluation, run directory. Choices where the paper is silent: docs/paws_mlp.md.
 """
 
@@ -31,7 +31,6 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy only runs small forw
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from scipy.optimize import brentq
 from torch import nn
 
@@ -89,7 +88,7 @@ class AdvantageModel(nn.Module):
 # ---- shared by the PAWS scripts ----
 def preference_loss(better: torch.Tensor, worse: torch.Tensor) -> torch.Tensor:
     """Eq. 2: -mean log sigmoid(A(tau+) - A(tau-)). (B,), (B,) -> ()"""
-    return -F.logsigmoid(better - worse).mean()
+    return -nn.functional.logsigmoid(better - worse).mean()
 
 
 def effective_samples(weights: np.ndarray) -> float:

@@ -18,7 +18,7 @@
 3. Policy: weighted maximum likelihood with whole segments' weights, never single steps'.
        max sum_i w_i sum_t log pi(a_t | s_t)                                                   Eq. 8
 
-The method is lines 25 to 251. Below it is what every script of this repository has in common: data, policy,
+The method is lines 25 to 250. Below it is what every script of this repository has in common: data, policy,
 simulators, evaluation, run directory. Choices where the paper is silent: docs/paws_transformer.md.
 """
 
@@ -32,7 +32,6 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy only runs small forw
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from scipy.optimize import brentq
 from torch import nn
 
@@ -97,7 +96,7 @@ class AdvantageModel(nn.Module):
 # ---- shared by the PAWS scripts ----
 def preference_loss(better: torch.Tensor, worse: torch.Tensor) -> torch.Tensor:
     """Eq. 2: -mean log sigmoid(A(tau+) - A(tau-)). (B,), (B,) -> ()"""
-    return -F.logsigmoid(better - worse).mean()
+    return -nn.functional.logsigmoid(better - worse).mean()
 
 
 def effective_samples(weights: np.ndarray) -> float:
