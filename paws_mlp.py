@@ -17,13 +17,12 @@
 3. Policy: weighted maximum likelihood with whole segments' weights, never single steps'.
        max sum_i w_i sum_t log pi(a_t | s_t)                                                   Eq. 8
 
-The method is lines 24 to 260. Below it is what every script of this repository has in common: data, policy,
+The method is lines 24 to 237. Below it is what every script of this repository has in common: data, policy,
 simulators, evaluation, run directory. Choices where the paper is silent: docs/paws_mlp.md.
 """
 
 import os
 import sys
-from bisect import bisect_left
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -32,7 +31,6 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy only runs small forw
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from scipy.optimize import brentq
 from torch import nn
 
@@ -90,7 +88,7 @@ class AdvantageModel(nn.Module):
 # ---- shared by the PAWS scripts ----
 def preference_loss(better: torch.Tensor, worse: torch.Tensor) -> torch.Tensor:
     """Eq. 2: -mean log sigmoid(A(tau+) - A(tau-)). (B,), (B,) -> ()"""
-    return -F.logsigmoid(better - worse).mean()
+    return -nn.functional.logsigmoid(better - worse).mean()
 
 
 def effective_samples(weights: np.ndarray) -> float:
@@ -104,44 +102,27 @@ def kl_divergence(weights: np.ndarray) -> float:
     return float(np.dot(positive, np.log(len(weights) * positive)))
 
 
-def exponential_weights(advantages: np.ndarray, lam: float) -> np.ndarray:
-    """Eq. 7: w_i = exp(A_i / lambda) / sum_j exp(A_j / lambda). (N,) -> (N,)"""
-    weights = np.exp((advantages - advantages.max()) / lam)  # minus the maximum: no overflow
+def segment_weights(advantages: np.ndarray, lam: float, trust_region: str = "kl") -> np.ndarray:
+    """Eq. 7: w_i ~ exp(A_i / lambda); linear ones for chi2: w_i ~ max(0, A_i - c), c = max A - lambda. (N,) -> (N,)"""
+    scaled = (advantages - advantages.max()) / lam  # minus the maximum: no overflow
+    weights = np.exp(scaled) if trust_region == "kl" else np.maximum(1.0 + scaled, 0.0)
     return weights / weights.sum()
 
 
-def solve_lambda(advantages: np.ndarray, n_eff: float, kl_bound: float | None = None) -> float:
+def solve_lambda(advantages: np.ndarray, n_eff: float, kl_bound: float | None = None, trust_region="kl") -> float:
     """The lambda that gives n_eff (rises with lambda), or the KL bound (falls; the dual has g' = epsilon - KL)."""
     below = advantages.max() - advantages
     if not below.any():
         return 1.0  # identical advantages: uniform weights with any lambda
 
     def gap(log_lam: float) -> float:
-        weights = exponential_weights(-below, np.exp(log_lam))
+        weights = segment_weights(-below, np.exp(log_lam), trust_region)
         return np.log(effective_samples(weights) / n_eff) if kl_bound is None else kl_bound - kl_divergence(weights)
 
     low, high = np.log(below[below > 0].min() / 700), np.log(below.max()) + 19  # the best alone; uniform weights
     if gap(low) >= 0 or gap(high) <= 0:  # cannot be had: the nearest end
         return float(np.exp(low if gap(low) >= 0 else high))
     return float(np.exp(brentq(gap, low, high, xtol=1e-13, rtol=1e-13)))
-
-
-def linear_weights(advantages: np.ndarray, n_eff: float) -> np.ndarray:
-    """w_i = max(0, A_i - c) / sum_j max(0, A_j - c), with c such that n_eff has its value: max E_w[A] for that n_eff.
-
-    Of k segments above c, with mean m and variance v, n_eff = k (m - c)^2 / (v + (m - c)^2), which gives c.
-    """
-    ordered = np.sort(advantages)[::-1]
-    n, best = len(ordered), int((ordered == ordered[0]).sum())
-    if n_eff <= best:  # the best alone
-        return (advantages == ordered[0]) / best
-    if n_eff >= n:
-        return np.full(n, 1 / n)
-    # n_eff rises as the threshold falls from one segment's advantage to the next: the first that reaches it
-    k = best + bisect_left(range(best, n), n_eff, key=lambda i: effective_samples(np.maximum(ordered - ordered[i], 0)))
-    c = ordered[:k].mean() - np.sqrt(n_eff * ordered[:k].var() / (k - n_eff))
-    weights = np.maximum(advantages - c, 0.0)
-    return weights / weights.sum()
 
 
 @torch.no_grad()
@@ -163,9 +144,8 @@ def accuracy(advantages: torch.Tensor, prefs: torch.Tensor) -> float:
 
 def oracle_advantages(path: str, rows: torch.Tensor) -> torch.Tensor:
     """--advantage-from oracle: what the labels were made from, log pi*(a_t | s_t) of the data's best policy. (K, T)"""
-    with np.load(path, allow_pickle=False) as file:
-        require("expert_logp" in file, f"{path}: has no expert_logp, which --advantage-from oracle needs")
-        return torch.from_numpy(file["expert_logp"][rows.cpu().numpy()]).to(rows.device)
+    with explain(f"{path}: has no expert_logp, which --advantage-from oracle needs"):
+        return torch.from_numpy(np.load(path, allow_pickle=False)["expert_logp"]).to(rows.device)[rows]
 
 
 def take_advantage_model(model: nn.Module, rows: torch.Tensor, args: Args) -> None:
@@ -223,15 +203,11 @@ def main(args: Args) -> dict:
     pieces = advantages.view(-1, L).sum(1).double().cpu().numpy()  # (N,)
     wanted = args.n_eff or (0.3 if args.task in LOCOMOTION_TASKS or args.trust_region == "chi2" else 0.1)
     n_eff_target = wanted * (len(pieces) if wanted <= 1 else T // L)  # a share of the pieces, or so many segments
-    if args.trust_region == "chi2":
-        lam, weights = None, linear_weights(pieces, n_eff_target)  # (N,), sum 1
-    else:
-        lam = solve_lambda(pieces, n_eff_target, args.kl_bound)
-        weights = exponential_weights(pieces, lam)
+    lam = solve_lambda(pieces, n_eff_target, args.kl_bound, args.trust_region)
+    weights = segment_weights(pieces, lam, args.trust_region)  # (N,), sum 1
     n_eff, kl = effective_samples(weights), kl_divergence(weights)
     run.log(0, weights__lambda=lam, weights__n_eff=n_eff, weights__kl=kl, weights__max=weights.max())
-    shape = "linear" if lam is None else f"lambda {lam:.4g}"
-    print(f"weights: {shape}, n_eff {n_eff:.1f} of {len(pieces)}, KL {kl:.3f}, largest {weights.max():.4f}")
+    print(f"weights: lambda {lam:.4g}, n_eff {n_eff:.1f} of {len(pieces)}, KL {kl:.3f}, largest {weights.max():.4f}")
     if args.kl_bound is None and abs(n_eff / n_eff_target - 1) > 0.01:
         print(f"n_eff {n_eff_target:g} cannot be had with these advantages: this is the nearest")
 
@@ -256,7 +232,8 @@ def main(args: Args) -> dict:
     return run.finish(
         learned if args.advantage_from == "oracle" else {**learned, "advantage": model},
         n_segments=K, n_eff=n_eff, n_eff_target=n_eff_target if args.kl_bound is None else None, kl=kl,
-        pref_acc_train=pref_acc_train, pref_acc_val=pref_acc_val, **{"lambda": lam},
+        pref_acc_train=pref_acc_train, pref_acc_val=pref_acc_val,
+        **{"lambda": lam if args.trust_region == "kl" else None},
     )  # fmt: skip
 
 
@@ -271,7 +248,7 @@ from collections import Counter
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import cache, partial
-from importlib import metadata, util
+from importlib import metadata
 from types import SimpleNamespace
 
 import tyro
@@ -296,37 +273,32 @@ def explain(problem: str, error: type[Exception] = Exception):
 
 # ---- data ----
 def load_data(args: Args, device: torch.device) -> tuple[SimpleNamespace, SimpleNamespace]:
-    """The segments of n_pref chosen pairs, to learn from, and those of the unused pairs, only to report an accuracy.
-
-    Each: obs (K, T, o), act (K, T, a), prefs (n, 2): preferred and other segment, rows (K,): their place in the file.
-    """
+    """The segments of n_pref chosen pairs, to learn from, and those of the unused pairs, only to report an accuracy."""
     name = args.data
-    with explain(f"{name}: cannot read obs, act, prefs, format_version from it"):
+    with explain(f"{name}: cannot read obs, act (floats), prefs (integers), format_version from it"):
         digest = hashlib.sha256(Path(name).read_bytes()).hexdigest()
         with np.load(name, allow_pickle=False) as file:
-            damaged = file.zip.testzip()  # np.load does not read to the end, where a checksum would tell
-            require(damaged is None, f"{name}: damaged: the checksum of {damaged} is wrong; copy it again")
-            obs, act, prefs, version = (np.asarray(file[key]) for key in ("obs", "act", "prefs", "format_version"))
-            policy = np.asarray(file["policy"]) if "policy" in file else np.zeros(obs.shape[:1], int)
+            require(file.zip.testzip() is None, f"{name}: a checksum is wrong; copy it again")  # np.load reads none
+            require(np.array_equal(file["format_version"], 1), f"{name}: format_version must be the integer 1")
+            obs, act = (file[key].astype(np.float32, casting="same_kind") for key in ("obs", "act"))
+            prefs = file["prefs"].astype(np.int64, casting="same_kind")
+            policy = np.asarray(file["policy"]) if "policy" in file else np.zeros(obs.shape[:1])
     resumed = vars(args).setdefault("data_sha256", digest)  # a resumed run has it from args.json
     require(resumed == digest, f"{name}: not the file this run started with; restore it, or start a new run")
-    require(np.array_equal(version, 1), f"{name}: format_version must be the integer 1")
-    for key, x in (("obs", obs), ("act", act)):
-        fits = x.ndim == 3 and x.shape[:2] == obs.shape[:2] and x.size > 0 and x.dtype.kind == "f"
-        require(fits, f"{name}: {key} must be float32 (K, T, dim), K and T as the other's, not {x.dtype} {x.shape}")
-    require(np.abs(obs).max() <= np.finfo(np.float32).max, f"{name}: obs has NaN or infinity; remove those segments")
+    fits = obs.ndim == act.ndim == 3 and obs.shape[:2] == act.shape[:2] and obs.size * act.size > 0
+    require(fits, f"{name}: obs and act must be (K, T, dim) with the same K and T, not {obs.shape} and {act.shape}")
+    require(np.isfinite(obs).all(), f"{name}: obs has NaN or infinity; remove those segments")
     require(np.abs(act).max() <= 1, f"{name}: act must be in [-1, 1], without NaN; rescale the actions")
-    fits = prefs.shape[1:] == (2,) and prefs.dtype.kind in "iu" and (prefs[:, 0] != prefs[:, 1]).all()
-    fits = fits and prefs.min(initial=0) >= 0 and prefs.max(initial=0) < len(obs)
-    require(fits, f"{name}: prefs must be integers (n, 2), in each row two different segments of {len(obs)}")
-    fits = policy.shape == obs.shape[:1] and policy.dtype.kind in "iu"
-    require(fits, f"{name}: policy must be {len(obs)} integers, or absent")
+    fits = prefs.shape[1:] == (2,) and (prefs[:, 0] != prefs[:, 1]).all() and np.isin(prefs, np.arange(len(obs))).all()
+    require(fits, f"{name}: prefs must be (n, 2), in each row two different segments of {len(obs)}")
+    require(policy.shape == obs.shape[:1], f"{name}: policy must have {len(obs)} entries, or be absent")
     args.n_pref = args.n_pref or len(prefs)
     require(1 <= args.n_pref <= len(prefs), f"{name}: prefs has {len(prefs)} rows; choose --n-pref from 1 to that")
 
     def segments(pairs: np.ndarray) -> SimpleNamespace:
-        rows, place = np.unique(pairs.astype(np.int64), return_inverse=True)
-        parts = dict(obs=np.float32(obs[rows]), act=np.float32(act[rows]), prefs=place.reshape(-1, 2), rows=rows)
+        """obs (K, T, o), act (K, T, a), prefs (n, 2): preferred and other segment, rows (K,): segments in the file."""
+        rows, place = np.unique(pairs, return_inverse=True)
+        parts = dict(obs=obs[rows], act=act[rows], prefs=place.reshape(-1, 2), rows=rows)
         return SimpleNamespace(**{key: torch.from_numpy(x).to(device) for key, x in parts.items()})
 
     chosen = choose_pairs(prefs, args.n_pref, args.seed, policy)
@@ -335,7 +307,7 @@ def load_data(args: Args, device: torch.device) -> tuple[SimpleNamespace, Simple
 
 def choose_pairs(prefs: np.ndarray, n: int, seed: int, policy: np.ndarray) -> np.ndarray:
     """n rows in random order, in which each of the policies that made the segments has its equal share, if possible."""
-    quota, counts, chosen, left = -(-2 * n // len(np.unique(policy))), Counter(), [], []
+    quota, counts, chosen, left = -(-2 * n // len(set(policy.tolist()))), Counter(), [], []
     for row in np.random.default_rng([seed, 0]).permutation(len(prefs)):
         after = counts + Counter(policy[prefs[row]].tolist())
         fits = max(after.values()) <= quota
@@ -377,8 +349,6 @@ class Policy(nn.Module):
 
 
 # ---- simulators ----
-METAWORLD_TASKS = ("button-press", "door-open", "drawer-open", "faucet-close", "lever-pull", "peg-insert-side",
-                   "plate-slide", "push-back", "sweep-into", "window-close")  # fmt: skip
 LOCOMOTION_TASKS = {  # without early termination
     "ant": dict(id="Ant-v5", terminate_when_unhealthy=False, include_cfrc_ext_in_observation=False),
     "half-cheetah": dict(id="HalfCheetah-v5"),
@@ -392,20 +362,15 @@ def make_metaworld(task: str):
     """A Meta-World v3 task with CPL's changes: visible goal, new at each reset; random hand start; 35 observations."""
     import gymnasium as gym
     import mujoco
-    from metaworld.env_dict import ALL_V3_ENVIRONMENTS
+    from metaworld.env_dict import ALL_V3_ENVIRONMENTS_GOAL_OBSERVABLE
     from scipy.spatial.transform import Rotation
 
-    env = ALL_V3_ENVIRONMENTS[f"{task}-v3"]()
+    env = ALL_V3_ENVIRONMENTS_GOAL_OBSERVABLE[f"{task}-v3-goal-observable"]()
+    env.max_path_length = HORIZON
+    env._freeze_rand_vec, env.seeded_rand_vec = False, True  # goals from env.np_random
     # Its quaternions without scipy's test that a matrix is a rotation, which takes a third of a step.
     unchecked = SimpleNamespace(from_matrix=partial(Rotation.from_matrix, assume_valid=True))
-    sys.modules[type(env).__module__].Rotation = unchecked
-    env.max_path_length = HORIZON
-    env._partially_observable = False
-    # The cached space was built while the goal was hidden, and step() clips observations to it: goal = (0, 0, 0).
-    del env.sawyer_observation_space
-    env._freeze_rand_vec = False
-    env._set_task_called = True
-    env.seeded_rand_vec = True  # goals from env.np_random
+    sys.modules[type(env).__base__.__module__].Rotation = unchecked
     reset_scene, hand_noise = env.reset, np.array([0.25, 0.15, 0.2])
 
     def reset(seed: int, options: None = None) -> tuple[np.ndarray, dict]:
@@ -422,26 +387,24 @@ def make_metaworld(task: str):
 
     env.reset = reset  # Meta-World's ignores the seed
     kept = np.r_[0:18, 22:39]  # of 39 observations: all but the previous position of the hand
-    space = gym.spaces.Box(-np.inf, np.inf, (35,))
-    return gym.wrappers.TransformObservation(env, lambda obs: obs[kept], space)
+    return gym.wrappers.TransformObservation(env, lambda obs: obs[kept], gym.spaces.Box(-np.inf, np.inf, (35,)))
 
 
 @cache  # one per process
 def make_env(task: str, env_id: str = ""):
-    known = ", ".join((*METAWORLD_TASKS, *LOCOMOTION_TASKS))
-    with explain(f"{env_id or task}: no such simulator with bounded actions; --env-id, --no-eval, or --task {known}"):
-        if task in METAWORLD_TASKS and not env_id:
-            return make_metaworld(task)
-        import gymnasium as gym
+    """A task's simulator, or any Gymnasium environment with bounded actions, which become [-1, 1]."""
+    import gymnasium as gym
 
-        env = gym.make(env_id) if env_id else gym.make(**LOCOMOTION_TASKS[task], max_episode_steps=HORIZON)
-        if env.spec.max_episode_steps is None:  # episodes would not end
-            env = gym.wrappers.TimeLimit(env, 1_000)
-        assert env.action_space.is_bounded()
-        low, high = env.action_space.low, env.action_space.high  # RescaleAction would round differently from the data's
-        unit = gym.spaces.Box(-1.0, 1.0, low.shape)
-        env = gym.wrappers.TransformAction(env, lambda a: low + (a + 1.0) * 0.5 * (high - low), unit)
-        return gym.wrappers.FlattenObservation(env)
+    if not env_id and task not in LOCOMOTION_TASKS:
+        return make_metaworld(task)
+    env = gym.make(env_id) if env_id else gym.make(**LOCOMOTION_TASKS[task], max_episode_steps=HORIZON)
+    if env.spec.max_episode_steps is None:  # episodes would not end
+        env = gym.wrappers.TimeLimit(env, 1_000)
+    assert env.action_space.is_bounded(), "actions must be bounded"
+    low, high = env.action_space.low, env.action_space.high  # RescaleAction would round differently from the data's
+    unit = gym.spaces.Box(-1.0, 1.0, low.shape)
+    env = gym.wrappers.TransformAction(env, lambda a: low + (a + 1.0) * 0.5 * (high - low), unit)
+    return gym.wrappers.FlattenObservation(env)
 
 
 # ---- evaluation ----
@@ -452,19 +415,18 @@ def start_worker() -> None:
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
-def run_episode(task: str, env_id: str, layers: list, whole: bool, seed: int) -> tuple[float, float]:
+def run_episode(args: Args, weights: list[np.ndarray], seed: int) -> tuple[float, float]:
     """(success at any step, return) of one episode of the policy's mean, in a worker, which keeps its simulator."""
-    env, success, returned, ended = make_env(task, env_id), np.nan, 0.0, False
+    env, success, returned, ended = make_env(args.task, args.env_id), np.nan, 0.0, False
+    w1, b1, w2, b2, w3, b3 = weights
     obs, _ = env.reset(seed=seed)
     while not ended:
-        x = np.asarray(obs, np.float32)
-        for weight, bias in layers[:-1]:
-            x = np.maximum(x @ weight + bias, 0.0)
-        action = np.tanh(x @ layers[-1][0] + layers[-1][1])
-        obs, reward, terminated, truncated, info = env.step(action)
+        hidden = np.maximum(np.asarray(obs, np.float32) @ w1 + b1, 0.0)
+        hidden = np.maximum(hidden @ w2 + b2, 0.0)
+        obs, reward, terminated, truncated, info = env.step(np.tanh(hidden @ w3 + b3))
         returned += float(reward)
         success = np.fmax(success, info.get("success", info.get("is_success", np.nan)))  # NaN: no such notion
-        ended = terminated or truncated or (success == 1 and not whole)
+        ended = terminated or truncated or (success == 1 and not args.eval_return)
     return float(success), returned
 
 
@@ -487,8 +449,6 @@ def prepare(args: Args) -> torch.device:
         value, zero = getattr(args, name), not default or name == "seed" or "dropout" in name
         if type(value) in (int, float) and not (0 < value < np.inf or (value == 0 and zero)):
             sys.exit(f"error: --{name.replace('_', '-')} {value}: must be {'at least' if zero else 'above'} 0")
-    require("/" not in args.task + args.exp_name, "--task and --exp-name name a folder: they must not contain a slash")
-    require(not args.track or util.find_spec("wandb"), "--track: needs wandb: pip install wandb")
     if args.cuda and not torch.cuda.is_available():
         print("no GPU found: running on the CPU")
     torch.manual_seed(args.seed)
@@ -514,15 +474,19 @@ class Run:
         self.seconds, self.clock = dict.fromkeys(("data", "utility", "policy", "evaluation"), 0.0), time.monotonic()
         self.pool = ProcessPoolExecutor(args.eval_workers, initializer=start_worker)
         if args.eval:
-            env, net = make_env(args.task, args.env_id), parts["policy"].net  # forked workers inherit the simulator
-            dims = env.observation_space.shape + env.action_space.shape
-            problem = f"{args.data}: does not fit the simulator, which has {dims} dimensions; fix --task or --env-id"
-            require(dims == (net[0].in_features, net[-2].out_features), problem)
+            with explain(f"{args.env_id or args.task}: no simulator that fits {args.data}; use --env-id or --no-eval"):
+                env, net = make_env(args.task, args.env_id), parts["policy"].net  # forked workers inherit the simulator
+                dims = env.observation_space.shape + env.action_space.shape
+                assert dims == (net[0].in_features, net[-2].out_features), f"it has {dims} dimensions"
             self.pool.submit(os.getpid).result()  # starts them before TensorBoard's threads, which are not to be forked
         name = f"{args.task}__{args.exp_name}__n{args.n_pref}__s{args.seed}__{int(time.time())}"
         self.folder = Path(args.resume) if args.resume else Path(args.runs_dir, name)
         while self.folder.exists() and not args.resume:  # a run started in the same second
             self.folder = Path(f"{self.folder}-2")
+        if args.track:
+            with explain("--track: needs wandb: pip install wandb"):
+                import wandb
+            wandb.init(project="paws", name=self.folder.name, config=vars(args), sync_tensorboard=True)
         if not args.resume:
             with explain(f"{self.folder}: no folder can be made there; choose another --runs-dir", OSError):
                 self.folder.mkdir(parents=True)
@@ -537,17 +501,10 @@ class Run:
                 torch.cuda.set_rng_state_all(state["rng"]["cuda"][: torch.cuda.device_count()])
                 self.done, self.curve, self.seconds = state["done"], state["curve"], state["seconds"]
             print(f"continuing after {self.done}")
-        if args.track:
-            import wandb
-
-            wandb.init(project="paws", name=self.folder.name, config=vars(args), sync_tensorboard=True)
         self.writer, self.saved = SummaryWriter(self.folder), time.monotonic()
-        signal.signal(signal.SIGINT, self.interrupt)
+        stopped = f"\nstopped; continue with: python {sys.argv[0]} --resume {self.folder}\n".encode()
+        signal.signal(signal.SIGINT, lambda *_: (os.write(2, stopped), os._exit(1)))  # at once; workers follow
         print(f"run directory: {self.folder}")
-
-    def interrupt(self, *_) -> None:
-        print(f"\nstopped; continue with: python {sys.argv[0]} --resume {self.folder}", file=sys.stderr, flush=True)
-        os._exit(1)  # at once: evaluation processes end by themselves, in the middle of an episode
 
     def tick(self, phase: str) -> None:
         """`phase` begins; the time since the last call was spent on the one before."""
@@ -555,28 +512,23 @@ class Run:
         self.phase, self.clock = phase, time.monotonic()
 
     def steps(self, phase: str, total: int):
-        """1 ... total, or from where a killed run was; a checkpoint once a minute, between two updates."""
+        """1 ... total, or from where a killed run was; once a minute a checkpoint of all that the rest depends on."""
         self.tick("policy" if phase == "policy" else "utility")
         for step in tqdm(range(self.done.get(phase, 0) + 1, total + 1), desc=phase, unit="update", disable=None):
             yield step
             self.done[phase] = step
             if time.monotonic() - self.saved > self.CHECKPOINT_SECONDS:
-                self.save()
-
-    def save(self) -> None:
-        """Everything that the rest of the run depends on."""
-        self.tick(self.phase)
-        states = {key: part.state_dict() for key, part in self.parts.items()}
-        rng = {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}
-        rest = {"done": self.done, "curve": self.curve, "seconds": self.seconds}
-        write(self.checkpoint, {"parts": states, "rng": rng, **rest})
-        self.saved = time.monotonic()
+                self.tick(self.phase)
+                states = {key: part.state_dict() for key, part in self.parts.items()}
+                rng = {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}
+                rest = {"done": self.done, "curve": self.curve, "seconds": self.seconds}
+                write(self.checkpoint, {"parts": states, "rng": rng, **rest})
+                self.saved = time.monotonic()
 
     def log(self, step: int, **values: float | None) -> None:
         for key, value in values.items():
             if value is not None:
-                fix = "learning has diverged; lower the learning rate, or rescale observations that are far from 1"
-                require(np.isfinite(value), f"update {step}: {key} is not finite: {fix}")
+                require(np.isfinite(value), f"step {step}: {key} is not finite; lower the learning rate or rescale obs")
                 self.writer.add_scalar(key.replace("__", "/"), value, step)
 
     def evaluate(self, policy: Policy, step: int) -> None:
@@ -585,13 +537,12 @@ class Run:
         if not args.eval:
             return
         self.tick("evaluation")
-        arrays = [p.detach().cpu().numpy().T.copy() for p in policy.parameters()]
-        layers = list(zip(arrays[::2], arrays[1::2], strict=True))  # weights (in, out) and bias of each
+        weights = [p.detach().cpu().numpy().T.copy() for p in policy.parameters()]  # (in, out), (out,) of each layer
         seeds = np.random.SeedSequence([args.seed, step]).generate_state(args.eval_episodes) >> 1
-        play = partial(run_episode, args.task, args.env_id, layers, args.eval_return)
         share = -(-args.eval_episodes // args.eval_workers)  # of a worker
         with explain("an evaluation process died: out of memory? --resume with fewer --eval-workers", BrokenExecutor):
-            success, returned = np.mean(list(self.pool.map(play, seeds.tolist(), chunksize=share)), axis=0).tolist()
+            episodes = list(self.pool.map(partial(run_episode, args, weights), seeds.tolist(), chunksize=share))
+        success, returned = np.mean(episodes, axis=0).tolist()
         success = None if np.isnan(success) else success
         returned = returned if args.eval_return or success is None else None  # None: episodes were cut short
         self.tick("policy")
@@ -608,9 +559,8 @@ class Run:
         states = {k: dict(v.cpu().state_dict()) if isinstance(v, nn.Module) else v.cpu() for k, v in learned.items()}
         write(self.folder / "model.pt", {"format_version": 1, "args": vars(args), **states})
         keys = "algorithm task n_pref seed steps n_segments lambda n_eff n_eff_target kl pref_acc_train pref_acc_val"
-        flags = dict(task=args.task, n_pref=args.n_pref, seed=args.seed, steps=args.total_steps)
-        found = {k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in summary.items()}
-        result = {**dict.fromkeys(keys.split()), "algorithm": args.exp_name, **flags, **found}
+        known = {**vars(args), "algorithm": args.exp_name, "steps": args.total_steps, **summary}
+        result = {key: known.get(key) for key in keys.split()}
         for name, column in (("success", 1), ("return", 2)):  # smoothed over 8 adjacent evaluations
             values = [row[column] for row in self.curve if row[column] is not None]
             window = min(8, len(values))
@@ -622,7 +572,8 @@ class Run:
         installed = {package.name: package.version for package in metadata.distributions()}
         packages = ("torch", "numpy", "mujoco", "metaworld", "gymnasium")
         result["versions"] = {"python": sys.version.split()[0], **{name: installed.get(name) for name in packages}}
-        write(self.folder / "result.json", json.dumps(result, indent=1, allow_nan=False))
+        result = json.loads(json.dumps(result), parse_constant=lambda _: None)  # null, not NaN: an accuracy of no pairs
+        write(self.folder / "result.json", json.dumps(result, indent=1))
         self.checkpoint.unlink(missing_ok=True)
         self.writer.close()
         self.pool.shutdown()

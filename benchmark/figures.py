@@ -185,9 +185,10 @@ def weights_of_a_run(folder: Path):
     """Sorted weights, how fast they add up, and n_eff(lambda)."""
     import torch
 
-    weights = torch.load(folder / "model.pt", map_location="cpu", weights_only=True)["weights"].numpy()
+    model = torch.load(folder / "model.pt", map_location="cpu", weights_only=True)
+    weights, exponential = model["weights"].numpy(), model["args"]["trust_region"] == "kl"
     result = sweep.read_json(folder / "result.json")
-    figure, panels = plt.subplots(1, 3 if result["lambda"] else 2, figsize=(7.4, 2.2))
+    figure, panels = plt.subplots(1, 3 if exponential else 2, figsize=(7.4, 2.2))
     ranks, color = np.arange(1, len(weights) + 1), STYLES["paws_mlp"][0]
     panels[0].plot(ranks, np.sort(weights)[::-1] * len(weights), color=color)
     panels[0].axhline(1, color="#999999", linestyle=":")
@@ -195,7 +196,7 @@ def weights_of_a_run(folder: Path):
     panels[1].plot(100 * ranks / len(weights), 100 * np.cumsum(np.sort(weights)[::-1]), color=color)
     panels[1].axvline(100 * result["n_eff"] / len(weights), color="#999999", linestyle=":")
     panels[1].set(xlabel="best segments (%); dotted: n_eff", ylabel="share of the weight (%)")
-    if result["lambda"]:
+    if exponential:
         factors = np.logspace(-2, 2, 200)
         share = 100 * n_eff_of_temperature(weights, factors) / len(weights)
         panels[2].plot(factors * result["lambda"], share, color=color)

@@ -290,17 +290,17 @@ def test_a_killed_run_resumes_to_the_same_bits(module, run, data_file, tmp_path,
     """Killed in the first phase, at its end, in the second; somebody else's random numbers do not matter."""
     result, model = run(module, data_file)
     assert not same(model, run(module, data_file, seed=2)[1])
-    save = module.Run.save
+    write = module.write
     monkeypatch.setattr(module.Run, "CHECKPOINT_SECONDS", -1)
     for last in (2, 4, 7):
 
-        def save_and_die(self, last=last):
-            save(self)
-            if self.done["policy"] == last:
+        def write_and_die(path, content, last=last):
+            write(path, content)
+            if path.name == "checkpoint.pt" and content["done"]["policy"] == last:
                 raise Killed
 
         with monkeypatch.context() as patch:
-            patch.setattr(module.Run, "save", save_and_die)
+            patch.setattr(module, "write", write_and_die)
             with pytest.raises(Killed):
                 run(module, data_file, runs_dir=str(tmp_path / f"killed{last}"))
         (folder,) = (tmp_path / f"killed{last}").iterdir()

@@ -255,18 +255,18 @@ class Killed(BaseException):
 def test_a_killed_run_resumes_to_the_same_bits(tmp_path, toy, monkeypatch):
     """Killed in the predictor's phase, at its end, in the policy's."""
     whole, model = train(tmp_path / "whole", toy, n_pref=10)
-    save = dppo.Run.save
+    write = dppo.write
     monkeypatch.setattr(dppo.Run, "CHECKPOINT_SECONDS", -1)  # a checkpoint after each update
     for last in ({"predictor": 5}, {"predictor": 12}, {"predictor": 12, "policy": 3}):
 
-        def save_and_die(self, last=last):
-            save(self)
-            if self.done == last:
+        def write_and_die(path, content, last=last):
+            write(path, content)
+            if path.name == "checkpoint.pt" and content["done"] == last:
                 raise Killed
 
         killed = tmp_path / str(last)
         with monkeypatch.context() as patch, pytest.raises(Killed):
-            patch.setattr(dppo.Run, "save", save_and_die)
+            patch.setattr(dppo, "write", write_and_die)
             train(killed, toy, n_pref=10)
         assert not (only_run(killed) / "result.json").exists()
         resumed, resumed_model = train(None, toy, resume=str(only_run(killed)))

@@ -44,7 +44,8 @@ def test_a_run_s_own_evaluation_is_repeated(toy, tmp_path):
 def test_an_episode_is_the_script_s(tmp_path):
     task, env_id, layers = evaluate.load_model(write_model(tmp_path, "button-press", "", 35, 4) / "model.pt")
     ours = evaluate.play(envs.make_env(task), layers, 7)
-    assert ours[:2] == paws_mlp.run_episode(task, env_id, layers, whole=True, seed=7) and ours[2].shape == (250, 4)
+    args, weights = paws_mlp.Args(task=task, env_id=env_id), [array for layer in layers for array in layer]
+    assert ours[:2] == paws_mlp.run_episode(args, weights, seed=7) and ours[2].shape == (250, 4)
 
 
 def test_intervals_against_closed_forms():

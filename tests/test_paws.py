@@ -17,14 +17,18 @@ def normal(seed: int, n: int, scale: float) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=n) * scale
 
 
+def linear_weights(advantages: np.ndarray, n_eff: float) -> np.ndarray:
+    return paws.segment_weights(advantages, paws.solve_lambda(advantages, n_eff, trust_region="chi2"), "chi2")
+
+
 # ---- exponential weights ----
 def test_exponential_weights_against_scipy():
     a = normal(0, 100, 3.0)
     for lam in (0.01, 1.0, 50.0):
-        w = paws.exponential_weights(a, lam)
+        w = paws.segment_weights(a, lam)
         np.testing.assert_allclose(w, scipy.special.softmax(a / lam), rtol=1e-12)
         assert paws.kl_divergence(w) == pytest.approx(scipy.stats.entropy(w, np.full(100, 0.01)), rel=1e-10)
-    assert paws.exponential_weights(a * 1e8, 1e-8).max() == 1.0  # no overflow
+    assert paws.segment_weights(a * 1e8, 1e-8).max() == 1.0  # no overflow
 
 
 def test_effective_samples_by_hand():
@@ -48,30 +52,30 @@ def test_both_shapes_reach_n_eff_at_any_scale_and_are_invariant(seed, n, exponen
     if best == n:
         return
     target = best + where * (n - best)
-    exponential = paws.exponential_weights(a, paws.solve_lambda(a, target))
-    linear = paws.linear_weights(a, target)
+    exponential = paws.segment_weights(a, paws.solve_lambda(a, target))
+    linear = linear_weights(a, target)
     assert paws.effective_samples(exponential) == pytest.approx(target, rel=1e-6)
     assert paws.effective_samples(linear) == pytest.approx(target, rel=1e-6)
     assert (linear >= 0).all() and linear.sum() == pytest.approx(1)
     assert np.dot(linear, a) >= np.dot(exponential, a) - 1e-9 * np.abs(a).max()  # linear ones are optimal for n_eff
     changed = stretch * a / np.abs(a).max() + shift
-    np.testing.assert_allclose(paws.linear_weights(changed, target), linear, rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(linear_weights(changed, target), linear, rtol=1e-4, atol=1e-7)
     np.testing.assert_allclose(
-        paws.exponential_weights(changed, paws.solve_lambda(changed, target)), exponential, rtol=1e-4, atol=1e-7
+        paws.segment_weights(changed, paws.solve_lambda(changed, target)), exponential, rtol=1e-4, atol=1e-7
     )
 
 
 def test_what_cannot_be_had_gets_the_nearest_end():
     a = np.array([5.0, 5.0, 1.0, -2.0])
     for target, expected in ((1.0, [0.5, 0.5, 0, 0]), (2.0, [0.5, 0.5, 0, 0]), (4.0, [0.25] * 4), (9.0, [0.25] * 4)):
-        weights = paws.exponential_weights(a, paws.solve_lambda(a, target))
+        weights = paws.segment_weights(a, paws.solve_lambda(a, target))
         np.testing.assert_allclose(weights, expected, atol=1e-8)
-        np.testing.assert_allclose(paws.linear_weights(a, target), expected, atol=1e-8)
+        np.testing.assert_allclose(linear_weights(a, target), expected, atol=1e-8)
     same = np.full(5, 3.0)
-    np.testing.assert_allclose(paws.exponential_weights(same, paws.solve_lambda(same, 2.0)), np.full(5, 0.2))
-    np.testing.assert_allclose(paws.linear_weights(same, 2.0), np.full(5, 0.2))
+    np.testing.assert_allclose(paws.segment_weights(same, paws.solve_lambda(same, 2.0)), np.full(5, 0.2))
+    np.testing.assert_allclose(linear_weights(same, 2.0), np.full(5, 0.2))
     nearly_tied = np.array([1.0, 1.0 - 1e-15, 0.0, 0.0])
-    weights = paws.exponential_weights(nearly_tied, paws.solve_lambda(nearly_tied, 1.5))
+    weights = paws.segment_weights(nearly_tied, paws.solve_lambda(nearly_tied, 1.5))
     assert paws.effective_samples(weights) == pytest.approx(1.5, rel=1e-6)
 
 
@@ -86,7 +90,7 @@ def test_kl_bound_minimises_the_dual(epsilon):
     minimum = scipy.optimize.minimize_scalar(dual, bounds=(-6, 8), method="bounded", options={"xatol": 1e-10})
     lam = paws.solve_lambda(a, 0, epsilon)
     assert lam == pytest.approx(np.exp(minimum.x), rel=1e-4)
-    assert paws.kl_divergence(paws.exponential_weights(a, lam)) == pytest.approx(epsilon, rel=1e-9)
+    assert paws.kl_divergence(paws.segment_weights(a, lam)) == pytest.approx(epsilon, rel=1e-9)
 
 
 # ---- linear weights ----
@@ -102,16 +106,16 @@ def test_linear_weights_are_the_constrained_optimum(n, n_eff):
         lambda w: -w @ a, np.full(n, 1 / n), jac=lambda w: -a, bounds=[(0, 1)] * n, constraints=constraints,
         method="SLSQP", options=dict(maxiter=500, ftol=1e-14),
     )  # fmt: skip
-    weights = paws.linear_weights(a, n_eff)
+    weights = linear_weights(a, n_eff)
     np.testing.assert_allclose(weights, found.x, atol=2e-5)
     assert weights @ a == pytest.approx(found.x @ a, rel=1e-7)
 
 
 def test_linear_weights_by_hand():
     # c = 0: weights proportional to 3, 1, 0, so n_eff = 16 / 10
-    np.testing.assert_allclose(paws.linear_weights(np.array([3.0, 1.0, 0.0]), 1.6), [0.75, 0.25, 0.0], atol=1e-12)
+    np.testing.assert_allclose(linear_weights(np.array([3.0, 1.0, 0.0]), 1.6), [0.75, 0.25, 0.0], atol=1e-12)
     # all above c = -1: proportional to 3, 2, 1, so n_eff = 36 / 14
-    np.testing.assert_allclose(paws.linear_weights(np.array([2.0, 1.0, 0.0]), 36 / 14), np.array([3, 2, 1]) / 6)
+    np.testing.assert_allclose(linear_weights(np.array([2.0, 1.0, 0.0]), 36 / 14), np.array([3, 2, 1]) / 6)
 
 
 # ---- losses and networks ----

@@ -161,11 +161,10 @@ class Scripted:
 def test_an_episode_ends_at_success_only_where_no_return_is_wanted(monkeypatch):
     policy, env = paws.Policy(2, 1).eval(), Scripted()
     monkeypatch.setattr(paws, "make_env", lambda task, env_id: env)
-    linears = [m for m in policy.net if isinstance(m, torch.nn.Linear)]
-    layers = [(m.weight.detach().numpy().T.copy(), m.bias.detach().numpy()) for m in linears]
-    assert paws.run_episode("", "", layers, True, 0) == (1.0, 4.0)
+    weights = [p.detach().numpy().T for p in policy.parameters()]
+    assert paws.run_episode(paws.Args(), weights, 0) == (1.0, 4.0)
     np.testing.assert_allclose(env.action, policy(torch.full((2,), 3.0)).detach(), atol=1e-6)
-    assert paws.run_episode("", "", layers, False, 0) == (1.0, 3.0)
+    assert paws.run_episode(paws.Args(eval_return=False), weights, 0) == (1.0, 3.0)
 
 
 def test_success_rates_are_the_same_without_returns(toy, tmp_path):
@@ -393,16 +392,16 @@ def with_arrays(**changes):
         (with_arrays(format_version=2), "format_version must be the integer 1"),
         (with_arrays(format_version=[1, 1]), "format_version must be the integer 1"),
         (with_arrays(obs=np.zeros((40, 16), np.float32)), "(K, T, dim)"),
-        (with_arrays(act=np.zeros((40, 16, 1), np.int32)), "int32"),
+        (with_arrays(act=np.full((40, 16, 1), "a")), "Cannot cast"),
         (with_arrays(act=np.zeros((40, 15, 1), np.float32)), "(40, 15, 1)"),
         (with_arrays(act=np.full((40, 16, 1), 1.5, np.float32)), "rescale the actions"),
         (with_arrays(act=np.full((40, 16, 1), np.nan, np.float32)), "act"),
         (with_arrays(obs=np.full((40, 16, 3), 1e300)), "obs has NaN or infinity"),
         (with_arrays(prefs=np.array([[0, 40]])), "two different segments of 40"),
         (with_arrays(prefs=np.array([[0, 1], [5, 5]])), "two different segments of 40"),
-        (with_arrays(prefs=np.array([[0.0, 1.0]])), "prefs must be integers"),
+        (with_arrays(prefs=np.array([[0.0, 1.0]])), "prefs (integers)"),
         (with_arrays(prefs=np.zeros((0, 2), int)), "0 rows"),
-        (with_arrays(policy=np.zeros(3, int)), "policy must be 40 integers"),
+        (with_arrays(policy=np.zeros(3, int)), "policy must have 40 entries"),
         (with_arrays(obs=np.array([{"a": 1}], dtype=object)), "cannot read"),
         (nan_in_obs, "obs has NaN or infinity"),
         (flipped_bit, "checksum"),
@@ -431,12 +430,11 @@ def test_bad_file_ends_with_one_line(tmp_path, make, words):
         (dict(learning_rate=float("nan")), "--learning-rate nan"),
         (dict(seed=-3), "--seed -3"),
         (dict(n_eff=-0.1), "--n-eff -0.1"),
-        (dict(exp_name="a/b"), "slash"),
         (dict(track=True), "wandb"),
-        (dict(eval=True, task="door-open"), "which has (35, 4) dimensions"),
+        (dict(eval=True, task="door-open"), "it has (35, 4) dimensions"),
         (dict(eval=True, task="my-robot"), "--no-eval"),
-        (dict(eval=True, env_id="Nonsense-v0"), "Nonsense-v0: no such simulator"),
-        (dict(eval=True, env_id="CartPole-v1"), "CartPole-v1: no such simulator with bounded actions"),
+        (dict(eval=True, env_id="Nonsense-v0"), "Nonsense-v0: no simulator"),
+        (dict(eval=True, env_id="CartPole-v1"), "CartPole-v1: no simulator"),
     ],
 )
 def test_bad_flags_end_with_one_line(toy, tmp_path, flags, words):
