@@ -48,7 +48,6 @@ DEFAULTS = {  # of flags that are not given: every task's, then those of its kin
         batch_size=256, update_every=4, learning_rate=1e-3, gamma=0.99,
     ),
     **{task: dict(demo_episodes=100, gamma=0.97) for task in SUCCESS_REWARD},
-    "half-cheetah": dict(total_steps=800_000, batch_size=128, update_every=2, gamma=0.98),
     "walker2d": dict(
         total_steps=500_000, batch_size=128, update_every=1, learning_rate=5e-4, early_termination=True,
     ),
@@ -66,7 +65,7 @@ class Args:
     seed: int | None = None
     """seeds networks, exploration and episodes [1]"""
     total_steps: int | None = None
-    """most environment steps [Meta-World: 200,000; locomotion: 2,000,000, half-cheetah 800,000, walker2d 500,000]"""
+    """most environment steps [Meta-World: 200,000; walker2d: 500,000; other locomotion: 2,000,000]"""
     demo_episodes: int | None = None
     """episodes of the scripted expert in half of each minibatch; 0 is plain SAC
     [Meta-World: 40, lever-pull and push-back: 100; locomotion: 0]"""
@@ -77,15 +76,15 @@ class Args:
     stop_at: float | None = None
     """stop once a checkpoint has this in 5 times as many episodes: success [0.97], locomotion: return [the paper's]"""
     batch_size: int | None = None
-    """transitions in each minibatch [Meta-World, half-cheetah, walker2d: 128; ant, hopper: 256]"""
+    """transitions in each minibatch [Meta-World, walker2d: 128; other locomotion: 256]"""
     update_every: int | None = None
     """environment steps for each update; an update costs far more than a step
-    [Meta-World, walker2d: 1; half-cheetah: 2; ant, hopper: 4]"""
+    [Meta-World, walker2d: 1; other locomotion: 4]"""
     learning_rate: float | None = None
     """Adam, for actor, critics, temperature; falls to a tenth over the last half of total_steps
     [Meta-World: 3e-4; walker2d: 5e-4; other locomotion, which has fewer updates: 1e-3]"""
     gamma: float | None = None
-    """discount [0.99; half-cheetah: 0.98; lever-pull and push-back: 0.97]"""
+    """discount [0.99; lever-pull and push-back: 0.97]"""
     early_termination: bool | None = None
     """end episodes of ant, hopper, walker2d once the robot has fallen, in training alone [walker2d: True]"""
     out: str = "experts"

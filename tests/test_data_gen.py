@@ -166,7 +166,7 @@ def test_defaults_by_task(tmp_path):
     assert values("door-open") == (40, 0.99, 128, 0.97, 1)
     assert values("lever-pull") == values("push-back") == (100, 0.97, 128, 0.97, 1)
     assert values("ant") == (0, 0.99, 256, 935.0, 1)
-    assert values("half-cheetah") == (0, 0.98, 128, 2499.0, 1)
+    assert values("walker2d") == (0, 0.99, 128, 1093.0, 1)
 
 
 def test_a_training_keeps_its_flags_and_its_folder(experts):
