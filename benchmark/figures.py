@@ -26,7 +26,7 @@ STYLES = {
     "paws_mlp": ("#D55E00", "-"), "paws_transformer": ("#E69F00", "-"), "paws_mlp_chi2": ("#CC79A7", "-"),
     "bc": ("#000000", "--"), "p_iql": ("#0072B2", "--"), "preference_transformer": ("#009E73", "--"),
     "cpl": ("#56B4E9", "-."), "cpl_kl": ("#0072B2", ":"), "ipl": ("#009E73", ":"), "dppo": ("#999999", ":"),
-    "bc_best": ("#999999", (0, (1, 3))),
+    "bc_best": ("#999999", "-"),
 }  # fmt: skip
 plt.rcParams.update(
     {"font.size": 8, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.3,
@@ -77,6 +77,8 @@ def learning_curves(figures: dict, tasks: tuple[str, ...], n: int):
                 x = 100 * (1 + np.arange(raw.shape[1])[-curves.shape[1] :]) / raw.shape[1]
                 band(axes, x, curves, method, tables.NAMES[method].strip("*"))
         axes.set_title(task.replace("-", " ").title(), fontsize=8)
+        if task in paper.METAWORLD:
+            axes.set_ylim(0, 103)  # comparable panels; a band may reach beyond what is possible
     for axes in grid.flat[len(present) :]:
         axes.set_axis_off()
     for axes in grid[-1]:
@@ -157,20 +159,13 @@ def performance_profile(figures: dict, n: int):
         found = [figures.get((method, task, n, "")) for task in paper.METAWORLD]
         if None not in found:
             share = np.mean([(figure.scores[:, None] > levels).mean(0) for figure in found], axis=0)
-            width = 1.8 if "paws" in method else 1.1
-            axes.step(
-                levels,
-                100 * share,
-                color=color,
-                linestyle=dashes,
-                linewidth=width,
-                label=tables.NAMES[method].strip("*"),
-            )
+            style = dict(color=color, linestyle=dashes, linewidth=1.8 if "paws" in method else 1.1)
+            axes.step(levels, 100 * share, **style, label=tables.NAMES[method].strip("*"))
     axes.set(xlabel="success rate τ (%)", ylabel="runs above τ (%)", title=f"Meta-World, {n} preferences")
     if not axes.get_lines():
         plt.close(figure)
         return None
-    axes.legend(fontsize=6, ncol=2)
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
 
 
