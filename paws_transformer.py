@@ -53,9 +53,9 @@ class Args:
     advantage_batch_size: int = 16  # pairs
     advantage_learning_rate: float = 3e-4  # Adam
     advantage_width: int = 512  # of the tokens; the feed-forward part has four times as many units
-    advantage_layers: int = 4
-    advantage_heads: int = 8
-    advantage_dropout: float = 0.1
+    advantage_layers: int = 4  # of the encoder
+    advantage_heads: int = 8  # attention heads in each layer
+    advantage_dropout: float = 0.1  # of tokens and encoder
     state_context: bool = False  # judge pieces and steps within their segment, not as sequences of their own
     stop_accuracy: float = 0.995  # stop once so many of the pairs are ranked correctly
     # policy
@@ -597,4 +597,4 @@ class Run:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args))
+    main(tyro.cli(Args, description=__doc__))

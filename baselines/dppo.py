@@ -52,7 +52,7 @@ class Args:
     predictor_batch_size: int = 256  # pairs
     predictor_learning_rate: float = 1e-3  # AdamW, peak; a tenth of it at both ends
     predictor_width: int = 256  # of the Transformer
-    predictor_layers: int = 1
+    predictor_layers: int = 1  # of the Transformer
     predictor_heads: int = 4  # attention heads in each layer
     # policy
     total_steps: int = 500_000  # updates
@@ -594,4 +594,4 @@ class Run:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args))
+    main(tyro.cli(Args, description=__doc__))

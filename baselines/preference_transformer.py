@@ -51,7 +51,7 @@ class Args:
     reward_batch_size: int = 256  # pairs
     reward_learning_rate: float = 1e-3  # AdamW, peak; a tenth of it at both ends
     reward_width: int = 256  # of the Transformer
-    reward_layers: int = 1
+    reward_layers: int = 1  # of the Transformer
     reward_heads: int = 4  # attention heads in each layer
     return_range: float = 0.0  # the segments' relabelled returns span this [their number of steps]
     # IQL
@@ -648,4 +648,4 @@ class Run:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args))
+    main(tyro.cli(Args, description=__doc__))

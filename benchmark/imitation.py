@@ -100,4 +100,4 @@ def main(args: Args) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(tyro.cli(Args))
+    main(tyro.cli(Args, description=__doc__))

@@ -95,6 +95,7 @@ THREADS = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") el
 @dataclass
 class Args:
     preset: Literal["quick", "paper"] = "quick"  # quick: sized for a CPU; paper: the scripts' defaults
+    # an ablation instead of the table of methods
     study: Literal["", "n-eff", "segment-length", "update-segment-length", "state", "human", "weights"] = ""
     methods: tuple[str, ...] = COMPARED  # which methods (without --study)
     tasks: tuple[str, ...] = ()  # which tasks [the ten of Meta-World, or the study's]
@@ -553,4 +554,4 @@ def main(args: Args) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(tyro.cli(Args)))
+    sys.exit(main(tyro.cli(Args, description=__doc__)))

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import random
+import runpy
 import shutil
 import signal
 import subprocess
@@ -50,6 +51,17 @@ def run_in_process(name: str, flags: str) -> dict:
     """The result of a script's main, without the seconds that a process of its own takes to import torch."""
     module = load_script(name)
     return module.main(tyro.cli(module.Args, args=flags.split()))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_tells_the_method(name, monkeypatch, capsys):
+    path = next(path for path in SCRIPTS if path.stem == name)
+    monkeypatch.setattr(sys, "argv", [path.name, "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_path(str(path), run_name="__main__")
+    text = capsys.readouterr().out
+    assert load_script(name).__doc__.partition("\n")[0] in text
+    assert f"python {path.relative_to(ROOT)} --task door-open" in text and "--n-pref" in text
 
 
 def model_of(folder: Path) -> dict:
