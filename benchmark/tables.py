@@ -427,6 +427,11 @@ def preset_sections(preset: str, results: list[dict], folder: Path, mixed: bool)
             {**shares(sweep.SHARES), "BC": [("bc", n, "", None) for n in (50, 500)]}, mixed,
         )
     )  # fmt: skip
+    title = "The paper's weights (n_eff 10 %) against linear ones (30 %), MLP: success (%)"
+    pair = ("paws_mlp", "paws_mlp_chi2")
+    command = f"{run} --methods {' '.join(pair)} --tasks {' '.join(sweep.WEIGHTS_TASKS)} --seeds 1 2 3"
+    columns = [(m, n) for n in (50, 500) for m in pair]
+    sections.append(task_table(title, command, figures, sweep.WEIGHTS_TASKS, columns, mixed))
     others = ("bc", "bc_preferred", "bc_best", "paws_oracle", "data_best")
     sections.append(
         setting_table(
