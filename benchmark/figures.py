@@ -51,14 +51,18 @@ def save(figure, out: Path, name: str) -> None:
     print(f"wrote {out / name}.png and .pdf")
 
 
+def style(method: str) -> dict:
+    color, dashes = STYLES[method]
+    return dict(color=color, linestyle=dashes, linewidth=1.8 if "paws" in method else 1.1)
+
+
 def band(axes, x, curves: np.ndarray, method: str, label: str = "") -> None:
     """Mean over seeds and +- 2 standard errors. (seeds, len(x))"""
-    color, dashes = STYLES[method]
     mean = curves.mean(0)
-    axes.plot(x, mean, color=color, linestyle=dashes, linewidth=1.8 if "paws" in method else 1.1, label=label)
+    axes.plot(x, mean, **style(method), label=label)
     if len(curves) > 1:
         spread = 2 * curves.std(0, ddof=1) / np.sqrt(len(curves))
-        axes.fill_between(x, mean - spread, mean + spread, color=color, alpha=0.15, linewidth=0)
+        axes.fill_between(x, mean - spread, mean + spread, color=STYLES[method][0], alpha=0.15, linewidth=0)
 
 
 def learning_curves(figures: dict, tasks: tuple[str, ...], n: int):
@@ -155,12 +159,11 @@ def performance_profile(figures: dict, n: int):
     """Share of runs above each success rate; each task counts the same, whatever its number of seeds."""
     figure, axes = plt.subplots(figsize=(4.2, 2.6))
     levels = np.linspace(0, 100, 201)
-    for method, (color, dashes) in STYLES.items():
+    for method in STYLES:
         found = [figures.get((method, task, n, "")) for task in paper.METAWORLD]
         if None not in found:
             share = np.mean([(figure.scores[:, None] > levels).mean(0) for figure in found], axis=0)
-            style = dict(color=color, linestyle=dashes, linewidth=1.8 if "paws" in method else 1.1)
-            axes.step(levels, 100 * share, **style, label=tables.NAMES[method].strip("*"))
+            axes.step(levels, 100 * share, **style(method), label=tables.NAMES[method].strip("*"))
     axes.set(xlabel="success rate τ (%)", ylabel="runs above τ (%)", title=f"Meta-World, {n} preferences")
     if not axes.get_lines():
         plt.close(figure)
