@@ -156,13 +156,13 @@ def oracle_advantages(path: str, rows: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(np.load(path, allow_pickle=False)["expert_logp"]).to(rows.device)[rows]
 
 
-def take_advantage_model(model: nn.Module, rows: torch.Tensor, args: Args) -> None:
+def take_advantage_model(model: nn.Module, args: Args) -> None:
     """--advantage-from RUN_DIR: the advantage model of another run, which must have learned from the same pairs."""
     path = Path(args.advantage_from, "model.pt")
     with explain(f"{path}: has no advantage model that fits the --advantage-... flags"):
-        saved = torch.load(path, map_location=rows.device, weights_only=True)
+        saved = torch.load(path, map_location="cpu", weights_only=True)
         model.load_state_dict(saved["advantage"])
-        same = saved["args"]["data_sha256"] == args.data_sha256 and torch.equal(saved["segments"], rows)
+        same = all(saved["args"][key] == getattr(args, key) for key in ("data_sha256", "n_pref", "seed"))
     require(same, f"{path}: learned from other data or pairs; use the same --data, --n-pref and --seed")
 
 
@@ -181,6 +181,8 @@ def main(args: Args) -> dict:
     require(divisible, f"--advantage-width {args.advantage_width}: must be a multiple of --advantage-heads")
     size = (args.advantage_width, args.advantage_layers, args.advantage_heads, args.advantage_dropout)
     model = AdvantageModel(obs_dim, act_dim, T, *size).to(device)
+    if args.advantage_from not in ("", "oracle"):
+        take_advantage_model(model, args)
     policy = Policy(obs_dim, act_dim).to(device)
     model_optimizer = torch.optim.Adam(model.parameters(), lr=args.advantage_learning_rate, fused=True)
     optimizer = torch.optim.Adam(policy.parameters(), lr=args.learning_rate, fused=True)
@@ -188,8 +190,6 @@ def main(args: Args) -> dict:
 
     # 1. Advantage learning on preference data
     advantage_steps = 0 if args.advantage_from else args.advantage_steps
-    if args.advantage_from not in ("", "oracle"):
-        take_advantage_model(model, data.rows, args)
     for step in run.steps("advantage", advantage_steps):
         pairs = prefs[torch.randint(len(prefs), (args.advantage_batch_size,), device=device)]  # (B, 2)
         better, worse = model(obs[pairs].flatten(0, 1), act[pairs].flatten(0, 1)).sum(1).view(-1, 2).unbind(1)
@@ -462,8 +462,9 @@ def prepare(args: Args) -> torch.device:
     args.data = args.data or f"data/{args.task}.npz"
     for name, default in vars(Args()).items():  # a number is above 0, or 0 where that is its default
         value, zero = getattr(args, name), not default or name == "seed" or "dropout" in name
-        if type(value) in (int, float) and not (0 < value < np.inf or (value == 0 and zero)):
-            sys.exit(f"error: --{name.replace('_', '-')} {value}: must be {'at least' if zero else 'above'} 0")
+        top = 1 if name == "expectile" or "dropout" in name else np.inf
+        if type(value) in (int, float) and not (0 < value < top or (value == 0 and zero)):
+            sys.exit(f"error: --{name.replace('_', '-')} {value}: must be {'>=' if zero else '>'} 0 and < {top}")
     if args.cuda and not torch.cuda.is_available():
         print("no GPU found: running on the CPU")
     torch.manual_seed(args.seed)
@@ -588,6 +589,7 @@ class Run:
         packages = ("torch", "numpy", "mujoco", "metaworld", "gymnasium")
         result["versions"] = {"python": sys.version.split()[0], **{name: installed.get(name) for name in packages}}
         result = json.loads(json.dumps(result), parse_constant=lambda _: None)  # null, not NaN: an accuracy of no pairs
+        self.log(args.total_steps, charts__pref_acc_val=result["pref_acc_val"])
         write(self.folder / "result.json", json.dumps(result, indent=1))
         self.checkpoint.unlink(missing_ok=True)
         self.writer.close()

@@ -18,7 +18,7 @@ These are the published sizes; on a CPU add --total-steps 6000 --eval-every 300 
        L = mean over f(tau_i) > f(tau_j) of softplus((d(tau_i) - lambda d(tau_j)) / T)
    A window ends at any step and reaches back to the start of its segment: a prefix of n steps.
 
-The method is lines 26 to 249. Below it is what every script of this repository has in common: data, policy,
+The method is lines 26 to 248. Below it is what every script of this repository has in common: data, policy,
 simulators, evaluation, run directory. Defaults are those of the authors' code, with the policy and the number of
 updates of the other baselines: docs/dppo.md, docs/fidelity.md.
 """
@@ -191,7 +191,6 @@ def main(args: Args) -> dict:
     (K, T, obs_dim), act_dim = obs.shape, act.shape[-1]
     require(args.min_seq_len <= T, f"--min-seq-len {args.min_seq_len}: segments have {T} steps")
     require(args.batch_size >= 2, f"--batch-size {args.batch_size}: ranking needs at least 2 windows")
-    require(args.dropout < 1, f"--dropout {args.dropout}: must be less than 1")
     divisible = args.predictor_width % args.predictor_heads == 0 and args.predictor_width % 2 == 0
     require(divisible, f"--predictor-width {args.predictor_width}: must be a multiple of --predictor-heads, and even")
     args.predictor_steps = args.predictor_steps or 10_000 * math.ceil(len(prefs) / args.predictor_batch_size)
@@ -459,8 +458,9 @@ def prepare(args: Args) -> torch.device:
     args.data = args.data or f"data/{args.task}.npz"
     for name, default in vars(Args()).items():  # a number is above 0, or 0 where that is its default
         value, zero = getattr(args, name), not default or name == "seed" or "dropout" in name
-        if type(value) in (int, float) and not (0 < value < np.inf or (value == 0 and zero)):
-            sys.exit(f"error: --{name.replace('_', '-')} {value}: must be {'at least' if zero else 'above'} 0")
+        top = 1 if name == "expectile" or "dropout" in name else np.inf
+        if type(value) in (int, float) and not (0 < value < top or (value == 0 and zero)):
+            sys.exit(f"error: --{name.replace('_', '-')} {value}: must be {'>=' if zero else '>'} 0 and < {top}")
     if args.cuda and not torch.cuda.is_available():
         print("no GPU found: running on the CPU")
     torch.manual_seed(args.seed)
@@ -585,6 +585,7 @@ class Run:
         packages = ("torch", "numpy", "mujoco", "metaworld", "gymnasium")
         result["versions"] = {"python": sys.version.split()[0], **{name: installed.get(name) for name in packages}}
         result = json.loads(json.dumps(result), parse_constant=lambda _: None)  # null, not NaN: an accuracy of no pairs
+        self.log(args.total_steps, charts__pref_acc_val=result["pref_acc_val"])
         write(self.folder / "result.json", json.dumps(result, indent=1))
         self.checkpoint.unlink(missing_ok=True)
         self.writer.close()

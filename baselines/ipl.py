@@ -17,7 +17,7 @@ Each update, in this order:
     targets Q'   = (1 - target_rate) Q' + target_rate Q
     policy  L_pi = -mean min(exp(temperature u), 100) log pi(a | s)                             Q' of before, V of after
 
-The method is lines 24 to 214. Below it is what every script of this repository has in common: data, policy,
+The method is lines 24 to 215. Below it is what every script of this repository has in common: data, policy,
 simulators, evaluation, run directory. Choices where the paper is silent: docs/ipl.md and docs/fidelity.md.
 """
 
@@ -184,6 +184,7 @@ def main(args: Args) -> dict:
     obs, act, prefs = data.obs, data.act, data.prefs  # (K, T, o), (K, T, a), (n, 2): preferred first
     (K, T, obs_dim), act_dim = obs.shape, act.shape[-1]
     require(T >= 2, f"{args.data}: segments of 1 step have no transitions; IPL needs at least 2")
+    require(args.gamma < 1 or not args.clip_target, f"--gamma {args.gamma}: must be below 1 with --clip-target")
     iql = IQL(args, obs_dim, act_dim, device)
     run = Run(args, **iql.parts())
 
@@ -424,8 +425,9 @@ def prepare(args: Args) -> torch.device:
     args.data = args.data or f"data/{args.task}.npz"
     for name, default in vars(Args()).items():  # a number is above 0, or 0 where that is its default
         value, zero = getattr(args, name), not default or name == "seed" or "dropout" in name
-        if type(value) in (int, float) and not (0 < value < np.inf or (value == 0 and zero)):
-            sys.exit(f"error: --{name.replace('_', '-')} {value}: must be {'at least' if zero else 'above'} 0")
+        top = 1 if name == "expectile" or "dropout" in name else np.inf
+        if type(value) in (int, float) and not (0 < value < top or (value == 0 and zero)):
+            sys.exit(f"error: --{name.replace('_', '-')} {value}: must be {'>=' if zero else '>'} 0 and < {top}")
     if args.cuda and not torch.cuda.is_available():
         print("no GPU found: running on the CPU")
     torch.manual_seed(args.seed)
@@ -550,6 +552,7 @@ class Run:
         packages = ("torch", "numpy", "mujoco", "metaworld", "gymnasium")
         result["versions"] = {"python": sys.version.split()[0], **{name: installed.get(name) for name in packages}}
         result = json.loads(json.dumps(result), parse_constant=lambda _: None)  # null, not NaN: an accuracy of no pairs
+        self.log(args.total_steps, charts__pref_acc_val=result["pref_acc_val"])
         write(self.folder / "result.json", json.dumps(result, indent=1))
         self.checkpoint.unlink(missing_ok=True)
         self.writer.close()

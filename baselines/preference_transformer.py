@@ -513,8 +513,9 @@ def prepare(args: Args) -> torch.device:
     args.data = args.data or f"data/{args.task}.npz"
     for name, default in vars(Args()).items():  # a number is above 0, or 0 where that is its default
         value, zero = getattr(args, name), not default or name == "seed" or "dropout" in name
-        if type(value) in (int, float) and not (0 < value < np.inf or (value == 0 and zero)):
-            sys.exit(f"error: --{name.replace('_', '-')} {value}: must be {'at least' if zero else 'above'} 0")
+        top = 1 if name == "expectile" or "dropout" in name else np.inf
+        if type(value) in (int, float) and not (0 < value < top or (value == 0 and zero)):
+            sys.exit(f"error: --{name.replace('_', '-')} {value}: must be {'>=' if zero else '>'} 0 and < {top}")
     if args.cuda and not torch.cuda.is_available():
         print("no GPU found: running on the CPU")
     torch.manual_seed(args.seed)
@@ -639,6 +640,7 @@ class Run:
         packages = ("torch", "numpy", "mujoco", "metaworld", "gymnasium")
         result["versions"] = {"python": sys.version.split()[0], **{name: installed.get(name) for name in packages}}
         result = json.loads(json.dumps(result), parse_constant=lambda _: None)  # null, not NaN: an accuracy of no pairs
+        self.log(args.total_steps, charts__pref_acc_val=result["pref_acc_val"])
         write(self.folder / "result.json", json.dumps(result, indent=1))
         self.checkpoint.unlink(missing_ok=True)
         self.writer.close()

@@ -46,14 +46,15 @@ def load_frames(path: str, sha256: str) -> tuple[int, np.ndarray, int]:
             if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
                 sys.exit(f"error: {path}: is not the file that the run learned from; name that one with --data")
         with np.load(path, allow_pickle=False) as file:
-            frames = json.loads(str(file["meta"]))["frames"]
-            return frames["total"], np.array(frames["first"]), file["obs"].shape[1]
+            frames, (segments, length) = json.loads(str(file["meta"]))["frames"], file["obs"].shape[:2]
+        total, first = frames["total"], np.array(frames["first"])
+        if first.shape != (segments,) or first.min() < 0 or first.max() + length > total:
+            sys.exit(f"error: {path}: first in its frames must be {segments} numbers from 0 to {total - length}")
+        return total, first, length
     except OSError as e:
         sys.exit(f"error: {path}: cannot be read ({e}); name the preference file of the run with --data")
-    except KeyError:
-        sys.exit(
-            f"error: {path}: its meta has no frame numbers; only files of data_gen/import_*.py and their exports do"
-        )
+    except (KeyError, TypeError, ValueError):
+        sys.exit(f"error: {path}: its meta has no frame numbers; docs/own_data.md tells how to write them")
 
 
 def frame_weights(weights: np.ndarray, segments: np.ndarray, first: np.ndarray, length: int, total: int) -> np.ndarray:

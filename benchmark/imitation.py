@@ -3,12 +3,13 @@
     python benchmark/sweep.py
     python benchmark/imitation.py
 
-For every complete run of a sweep that learned from all 500 pairs, on all segments of the preference file:
+For every complete run of a sweep, on all segments of the preference file, also those that the run has not seen:
   error_best, error_others   mean ||a - mu(s)||^2 on the segments of the best data policy, and on those of the others
   weight_best                share of the loss's weights on the best policy's segments; 0.25 is no preference
   n_eff                      effective sample size of the weights of single steps, as a share of them
-PAWS has segments' weights; those of P-IQL, IPL and Preference Transformer are min(exp(temperature (min_i Q_i - V)),
-100) with the critics at the end of the run (the slow copies that the loss takes are not saved). The others have none.
+PAWS has weights of the segments it has seen. Those of P-IQL, IPL and Preference Transformer are min(exp(temperature
+(min_i Q_i - V)), 100) with the critics at the end of the run (the slow copies that the loss takes are not saved). The
+others have none.
 Writes results/PRESET/imitation.csv, which tables.py reads.
 """
 
@@ -16,6 +17,7 @@ import csv
 import io
 import sys
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +36,7 @@ class Args:
     preset: str = "quick"  # whose runs
     methods: tuple[str, ...] = paper.METHODS  # which methods
     tasks: tuple[str, ...] = paper.METAWORLD  # which tasks
+    n_prefs: tuple[int, ...] = (50, 500)  # numbers of preferences
     runs_dir: str = "runs/sweep"  # of benchmark/sweep.py
     out: str = ""  # file to write [results/PRESET/imitation.csv]
 
@@ -66,11 +69,12 @@ def measures(model: dict, obs: np.ndarray, act: np.ndarray, policy: np.ndarray) 
     best = policy == policy.max()
     error = -log_likelihood(model["policy"], obs, act).mean(1)  # (K,)
     weights = step_weights(model, torch.from_numpy(obs), torch.from_numpy(act))
+    steps = len(model.get("segments", obs)) * obs.shape[1]  # that have a weight
     return {
         "error_best": float(error[best].mean()),
         "error_others": float(error[~best].mean()),
         "weight_best": None if weights is None else float(weights[best].sum()),
-        "n_eff": None if weights is None else float(1 / np.square(weights).sum() / weights.size),
+        "n_eff": None if weights is None else float(1 / np.square(weights).sum() / steps),
     }
 
 
@@ -79,10 +83,10 @@ def main(args: Args) -> None:
     for task in args.tasks:
         with np.load(ROOT / "data" / f"{task}.npz", allow_pickle=False) as file:
             arrays = [file[key] for key in ("obs", "act", "policy")]
-        for method in args.methods:
-            for folder, run, result in sweep.complete_runs(args.runs_dir, args.preset, method, task, 500):
+        for n_pref, method in product(args.n_prefs, args.methods):
+            for folder, run, result in sweep.complete_runs(args.runs_dir, args.preset, method, task, n_pref):
                 model = torch.load(run / "model.pt", map_location="cpu", weights_only=True)
-                names = dict(method=method, task=task, n_pref=500, seed=result["seed"])
+                names = dict(method=method, task=task, n_pref=n_pref, seed=result["seed"])
                 found = {key: None if x is None else round(x, 4) for key, x in measures(model, *arrays).items()}
                 rows.append({**names, **found, "commit": sweep.read_json(folder / "sweep.json").get("commit")})
                 print(", ".join(f"{key} {value}" for key, value in rows[-1].items() if value is not None))

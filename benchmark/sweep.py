@@ -26,6 +26,8 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
+import zlib
 from collections import Counter, defaultdict
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
@@ -181,11 +183,19 @@ def study_cells(args: Args) -> list[Cell]:
         methods = [method for method in paper.METHODS if method != "dppo"]
         for task in args.tasks or HUMAN_TASKS:
             folder = Path(args.labels_dir, task)
-            files = sorted(path for path in folder.glob("*.npz") if path.stem != "export")  # that one is of everybody
+            files = []
+            for path in sorted(set(folder.glob("*.npz")) - {folder / "export.npz"}):  # that one is of everybody
+                with np.load(path, allow_pickle=False) as file:
+                    answers = len(file["prefs"])
+                if answers >= 50:
+                    files.append(path)
+                else:
+                    print(f"{path}: left out, it has {answers} answers of 50")
             if not files:
                 make = f"data_gen/label.py --task {task} --labeler NAME --export --out {folder}/NAME.npz"
-                sys.exit(f"error: {folder}: no labeler's file; make one for each with {make}")
-            for seed, path in enumerate(files, 1):  # one run per labeler
+                sys.exit(f"error: {folder}: no labeler's file of 50 answers; make one for each with {make}")
+            for path in files:  # one run per labeler, whose seed no other labeler's file changes
+                seed = zlib.crc32(path.stem.encode())
                 cells += [Cell(method, task, 50, seed, data=str(path.resolve())) for method in methods]
     return cells
 
@@ -230,7 +240,7 @@ def write_shorter_segments(path: Path, task: str, length: int) -> None:
     score = logp[rows, steps].sum(1)
     prefs = np.where((score[first] >= score[second])[:, None], np.c_[first, second], np.c_[second, first])
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{os.getpid()}.npz")
+    temporary = path.with_name(f"{uuid.uuid4()}.npz")  # several machines may write it
     np.savez_compressed(temporary, obs=obs[rows, steps], act=act[rows, steps], prefs=prefs, format_version=1)
     os.replace(temporary, path)
 
@@ -401,6 +411,7 @@ def commit(dirty_allowed: bool) -> str:
     try:
         name = git("rev-parse", "--short=10", "HEAD").strip()
         changed = git("diff", "--name-only", "HEAD", "--", "*.py", "*.npz").split()
+        changed += git("ls-files", "--others", "--exclude-standard", "--", "baselines/*.py").split()
     except (OSError, subprocess.CalledProcessError):
         name, changed = "unknown", ["no git checkout"]
     if changed and not dirty_allowed:
@@ -520,6 +531,9 @@ def main(args: Args) -> int:
 
         ray.init(address=args.ray, log_to_driver=False, logging_level="warning")
     print(f"{len(cells)} runs, {len(cells) - len(left)} of them complete, commit {setup.commit}", flush=True)
+    older = [cell for cell in done if read_json(runs / cell.name / "sweep.json").get("commit") != setup.commit]
+    if older:
+        print(f"{len(older)} of them are of other commits; for new ones give another --runs-dir", flush=True)
     results.mkdir(parents=True, exist_ok=True)
     for cell in left if args.study == "segment-length" else []:
         if not Path(cell.data).exists():

@@ -304,24 +304,28 @@ def spearman_table(path: Path) -> str:
     return "\n".join([*lines, "", f"`python benchmark/spearman.py`, from the runs of `sweep.py --study state`.{made}"])
 
 
-def imitation_table(path: Path) -> str:
-    """Of imitation.csv, which benchmark/imitation.py writes: means over runs on the tasks that all methods have."""
+def imitation_table(path: Path, n_pref: int) -> str:
+    """Of imitation.csv, which benchmark/imitation.py writes: means over the tasks that all methods have."""
     runs, columns = defaultdict(list), ("error_best", "error_others", "weight_best", "n_eff")
     if path.exists():
         with open(path, newline="") as file:
             for line in csv.DictReader(file):
-                if line["n_pref"] == "500":
+                if line["n_pref"] == str(n_pref):
                     runs[line["method"]].append(line)
     tasks = [task for task in paper.METAWORLD if all(any(r["task"] == task for r in rs) for rs in runs.values())]
     runs = {method: [run for run in found if run["task"] in tasks] for method, found in runs.items() if tasks}
     heads = ["Method", "Error on the best policy", "Error on the others", "Weight on the best", "n_eff", "Runs"]
-    lines = ["### Whom the policies imitate, Meta-World, 500 preferences", "", row(heads), "|---" * len(heads) + "|"]
+    title = f"### Whom the policies imitate, Meta-World, {n_pref} preferences"
+    lines = [title, "", row(heads), "|---" * len(heads) + "|"]
     for method in (name for name in NAMES if name in runs):
-        numbers = [[float(run[key] or "nan") for key in columns] for run in runs[method]]
-        cells = ["–" if np.isnan(mean) else f"{mean:.2f}" for mean in np.mean(numbers, axis=0)]
-        lines.append(row([NAMES[method], *cells, str(len(numbers))]))
+        numbers = {task: [] for task in tasks}  # of each task its runs
+        for run in runs[method]:
+            numbers[run["task"]].append([float(run[key] or "nan") for key in columns])
+        means = np.mean([np.mean(found, axis=0) for found in numbers.values()], axis=0)
+        cells = ["–" if np.isnan(mean) else f"{mean:.2f}" for mean in means]
+        lines.append(row([NAMES[method], *cells, str(len(runs[method]))]))
     commits = sorted({run["commit"] for method in runs for run in runs[method]})
-    made = f" Means over the runs on {', '.join(tasks)}; commit {', '.join(commits)}." if runs else ""
+    made = f" Means over {', '.join(tasks)}; commit {', '.join(commits)}." if runs else ""
     explained = (
         "Error: mean ||a - mu(s)||². Weights: of the policy's loss, 0.25 on the best is no preference; n_eff: of"
     )
@@ -374,7 +378,7 @@ def preset_sections(preset: str, results: list[dict], folder: Path, mixed: bool)
     tasks = [task for task in paper.METAWORLD if (columns[-1][0], task, 500, "") in figures] or paper.METAWORLD
     sections.append(task_table(title, command, figures, tasks, columns, mixed))
     title = "Five times as many updates, drawer-open, 500 preferences: success (%)"
-    command = f'{run} --tasks drawer-open --n-prefs 500 [--flags="{LONGER}"]'
+    command = f'{run} --methods bc cpl cpl_kl --tasks drawer-open --n-prefs 500 [--flags="{LONGER}"]'
     rows, task = {}, "drawer-open"
     for method in (m for m in NAMES if (f"{m}_longer", task, 500, "") in figures):
         theirs = paper.FIGURES.get((task, method, 500))
@@ -455,7 +459,7 @@ def preset_sections(preset: str, results: list[dict], folder: Path, mixed: bool)
         )
     )  # fmt: skip
     sections.append(spearman_table(folder / "spearman.csv"))
-    sections.append(imitation_table(folder / "imitation.csv"))
+    sections += [imitation_table(folder / "imitation.csv", n) for n in both]
     columns = [(m, n) for n in both for m in ("dppo", "dppo_defaults")]
     for name, tasks, command in (("success (%)", paper.METAWORLD, run), ("return", paper.LOCOMOTION, locomotion)):
         sections.append(task_table(f"DPPO: {name}", command, figures, tasks, columns, mixed))
@@ -505,16 +509,16 @@ A figure is ours ± 2 standard errors over seeds, and in brackets the paper's, w
 ours are made anew ([data card](../data/README.md)). Ours: each seed's curve smoothed over 8 evaluations of 25 episodes,
 averaged over seeds; the figure is the peak of that mean curve, as in the paper. A peak is optimistic, so the mean of
 the last 8 evaluations stands below, and the interquartile mean (IQM) of the same figures over tasks and seeds with a
-bootstrap interval that resamples seeds within tasks. Averages over tasks take of each task the seeds that all methods
-of the table have that have an average, so a method may have different averages in two tables. Bold: the best of a row,
-if all of it have the same seeds. "–": no runs, or not all tasks of an average. Columns in italics are oracles, which
-tell what was possible: they know which policy made a segment, or use the labeler's own scores; the best data policy is
-measured on 100 episodes of sampled actions.
+bootstrap interval that resamples seeds within tasks. An average over tasks uses, on each task, only the seeds that
+every averaged method of that table has, so one method may have different averages in two tables. Bold: the best of a
+row whose methods all have the same seeds. "–": no runs, or not all tasks of an average. Columns in italics are oracles,
+which tell what was possible: they know which policy made a segment, or use the labeler's own scores; the best data
+policy is measured on 100 episodes of sampled actions.
 
 Preset `paper` has the scripts' defaults: published sizes where there are any, CPL's 500,000 updates for all baselines,
 10,000 for PAWS (the paper gives no totals; [fidelity](fidelity.md)). `quick` is sized for one thread (both in
 `benchmark/sweep.py`): 6,000 updates for all, smaller batches for the baselines, smaller advantage models, for PAWS
-(MLP) with another learning rate, and DPPO with the settings of its article; *DPPO (code's defaults)* is what preset
+(MLP) with another learning rate, and DPPO with other settings than its code's; *DPPO (code's defaults)* is what preset
 `paper` calls DPPO.
 
 On a cluster: `sbatch --array 0-9 --wrap 'python benchmark/sweep.py --shard $SLURM_ARRAY_TASK_ID/10 --workers 1'`, or

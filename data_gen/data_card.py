@@ -40,7 +40,8 @@ def table(tasks: list[str]) -> str:
         chosen = json.loads((DATA / "policies" / task / "policies.json").read_text())["policies"]
         ours = [(p["step"] / 1000, p["return"], None if p["success"] is None else 100 * p["success"]) for p in chosen]
         lines.append(f"| {task} | here | " + " | ".join(cell(*policy) for policy in ours) + " |")
-        lines.append("| | paper | " + " | ".join(cell(*policy) for policy in PAPER[task]) + " |")
+        if task in PAPER:
+            lines.append("| | paper | " + " | ".join(cell(*policy) for policy in PAPER[task]) + " |")
     return "\n".join(lines)
 
 

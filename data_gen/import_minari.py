@@ -127,8 +127,12 @@ def main(args: Args) -> None:
         for key in ("obs", "act", "reward")
     }
     low, high = action_bounds(dataset.action_space, episodes)
-    returns = arrays["reward"].sum(axis=1)  # (K,)
-    prefs = np.where((returns[pairs[:, :1]] >= returns[pairs[:, 1:]]), pairs, pairs[:, ::-1])  # preferred first
+    first, second = arrays["reward"].sum(axis=1)[pairs].T  # (n,), (n,): returns
+    prefs = np.where((first >= second)[:, None], pairs, pairs[:, ::-1])  # preferred first
+    if not args.render:
+        prefs = prefs[first != second]
+        if not len(prefs):
+            sys.exit(f"error: {args.dataset}: all pairs have equal returns; label them yourself, with --render")
 
     name = study_name(args.name or dataset.id)
     folder = Path(args.labels_dir, name)
@@ -147,6 +151,8 @@ def main(args: Args) -> None:
     out = folder / "pairs.npz"
     write_pairs(out, meta, obs=obs, act=rescale(arrays["act"], low, high), prefs=prefs, reward=reward)
     print(f"{out}: {args.segments} segments of {args.segment_length} steps, {len(prefs)} pairs labelled by return")
+    if len(prefs) < len(pairs):
+        print(f"{len(pairs) - len(prefs)} pairs of equal returns were left out")
     evaluate = f"--env-id {dataset.env_spec.id}" if dataset.env_spec and not dataset.env_spec.kwargs else "--no-eval"
     if args.render:
         label = f"python data_gen/label.py --data {out} --videos {folder}/clips --n-pref {len(prefs)}"

@@ -64,8 +64,8 @@ class Args:
     """preference file [data/<task>.npz]"""
     labeler: tuple[str, ...] = ()
     """one or more names: who may label [the page asks for any name]; whose answers to report or export [everybody's]"""
-    n_pref: int = 50
-    """number of pairs to label, chosen as the training scripts choose them"""
+    n_pref: int = 0
+    """number of pairs to label, chosen as the training scripts choose them [50; with --data all in the file]"""
     seed: int = 1
     """seeds the choice of pairs, and with the labeler's name their order and sides"""
     repeat: float = 0.1
@@ -488,6 +488,7 @@ def make_study(args: Args) -> tuple[Study, str]:
     for flag, name in (("--task", task), *(("--labeler", name) for name in args.labeler)):
         if not isinstance(name, str) or not NAME.fullmatch(name):
             sys.exit(f"error: {flag} {name}: must be 1 to 40 letters, digits, - or _")
+    args.n_pref = args.n_pref or (len(prefs) if args.data else 50)
     if args.report or args.export:
         args.n_pref = min(args.n_pref, len(prefs))  # answers say themselves which pairs they are about
     if not 1 <= args.n_pref <= len(prefs):

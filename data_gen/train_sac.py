@@ -244,7 +244,8 @@ def complete(args: Args, folder: Path) -> None:
     """Fills in the flags that are not given, from the training that is resumed or else from DEFAULTS; checks all."""
     kind = "Meta-World" if args.task in METAWORLD_TASKS else "locomotion"
     values = DEFAULTS["every task"] | DEFAULTS[kind] | DEFAULTS.get(args.task, {})
-    values.setdefault("stop_at", float(PAPER[args.task][-1][1]))  # locomotion: the return of the paper's best policy
+    best = PAPER[args.task][-1][1] if args.task in PAPER else np.inf  # the return of the paper's best policy
+    values.setdefault("stop_at", float(best))  # locomotion
     if args.resume:
         try:
             saved = json.loads((folder / "args.json").read_text())

@@ -186,13 +186,14 @@ def test_an_incomplete_method_does_not_cut_the_seeds_of_others(tmp_path):
     assert "No runs yet" in empty and "commit" not in empty
 
 
-def test_an_export_of_everybody_is_no_labeler(tmp_path):
+def test_the_human_study_takes_each_labeler_with_50_answers(tmp_path, capsys):
     folder = tmp_path / "button-press"
     folder.mkdir()
-    for name in ("anna", "ben", "export"):
-        (folder / f"{name}.npz").touch()
+    for name, answers in (("anna", 50), ("ben", 51), ("export", 121), ("me", 20)):
+        np.savez(folder / f"{name}.npz", prefs=np.zeros((answers, 2), int))
     cells = sweep.study_cells(sweep.Args(study="human", tasks=("button-press",), labels_dir=str(tmp_path)))
-    assert {(cell.seed, Path(cell.data).stem) for cell in cells} == {(1, "anna"), (2, "ben")}
+    assert {Path(cell.data).stem for cell in cells} == {"anna", "ben"} and len({cell.seed for cell in cells}) == 2
+    assert "me.npz: left out, it has 20 answers of 50" in capsys.readouterr().out
 
 
 def test_page_refuses_what_cannot_be_averaged(tmp_path):
@@ -245,7 +246,7 @@ def test_weights_and_errors_by_data_policy():
     found = imitation.measures(paws, obs.numpy(), act.numpy(), np.array([0, 0, 1, 1]))
     assert found["error_best"] == 1.0 and found["error_others"] == 0.125  # the policy's action is 0
     assert found["weight_best"] == pytest.approx(0.9)
-    assert found["n_eff"] == pytest.approx(1 / (2 * (0.05**2 + 0.15**2 + 0.3**2)) / 8)
+    assert found["n_eff"] == pytest.approx(1 / (2 * (0.05**2 + 0.15**2 + 0.3**2)) / 6)  # of three segments
 
     def critic(slope):  # slope * act + 2, as two layers
         return [torch.tensor([[0.0, slope]]), torch.tensor([2.0]), torch.eye(1), torch.zeros(1)]
@@ -275,10 +276,10 @@ def test_imitation_is_compared_on_the_tasks_that_all_methods_have(tmp_path):
     lines += ["cpl,door-open,500,1,0.2,0.4,,,abc", "cpl,sweep-into,500,1,9,9,,,abc"]
     lines += [f"p_iql,door-open,500,{seed},{error},0.5,0.25,1,abc" for seed, error in ((1, 0.1), (2, 0.3))]
     (tmp_path / "imitation.csv").write_text("\n".join(lines))
-    table = tables.imitation_table(tmp_path / "imitation.csv")
+    table = tables.imitation_table(tmp_path / "imitation.csv", 500)
     assert "| CPL | 0.20 | 0.40 | – | – | 1 |" in table and "| P-IQL | 0.20 | 0.50 | 0.25 | 1.00 | 2 |" in table
-    assert "on door-open; commit abc" in table
-    assert "| CPL |" not in tables.imitation_table(tmp_path / "nothing.csv")
+    assert "over door-open; commit abc" in table
+    assert "| CPL |" not in tables.imitation_table(tmp_path / "nothing.csv", 500)
 
 
 def test_n_eff_of_a_temperature_is_the_definition():
@@ -470,6 +471,12 @@ def test_uncommitted_code_is_refused(tmp_path, monkeypatch):
     git("commit", "-qm", "first")
     (tmp_path / "page.md").write_text("2")  # pages do not change results
     assert git("rev-parse", "HEAD").startswith(sweep.commit(False))
+    new = tmp_path / "baselines" / "new.py"
+    new.parent.mkdir()
+    new.write_text("1")
+    with pytest.raises(SystemExit, match=r"uncommitted code \(baselines/new.py\)"):
+        sweep.commit(False)
+    new.unlink()
     (tmp_path / "script.py").write_text("2")
     with pytest.raises(SystemExit, match=r"uncommitted code \(script.py\): commit it, or run with --dirty"):
         sweep.commit(False)

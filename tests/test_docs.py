@@ -200,7 +200,8 @@ def test_commands_and_python_blocks_run(page, checkout, tmp_path, monkeypatch):
 
     for language, block in blocks(page):
         if language == "python":
-            names = dict(np=np, dataset=[0] * 99, **np.load("my.npz"))
+            recording = dict(states=np.zeros((300, 3)), actions=np.zeros((300, 2)))
+            names = dict(np=np, dataset=[0] * 99, **recording, **np.load("my.npz"))
             names["obs"] = np.zeros(35, np.float32) if page == "README.md" else names["obs"]
             code = filled(block)
             process = in_fork(lambda code=code, names=names: run_block(code, names), log)

@@ -225,8 +225,8 @@ def test_a_bad_lerobot_data_set_gets_one_line(robot, damage, flags, message):
 # ---- Minari ----
 
 
-def make_minari(folder: Path, monkeypatch, data_format: str = "arrow", seeds: bool = True) -> str:
-    """Three episodes of random actions in [-2, 2], recorded with Minari itself; its id."""
+def make_minari(folder: Path, monkeypatch, data_format: str = "arrow", seeds: bool = True, rewarded: int = 3) -> str:
+    """Three episodes of random actions in [-2, 2], recorded with Minari itself, so many with a reward; its id."""
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(folder / "minari"))
     env, buffers = gym.make("Pusher-v5", max_episode_steps=30), []
     for seed in range(3):
@@ -237,7 +237,7 @@ def make_minari(folder: Path, monkeypatch, data_format: str = "arrow", seeds: bo
             action = env.action_space.sample()
             obs, reward, terminated, ended, _ = env.step(action)
             episode.observations.append(obs), episode.actions.append(action)
-            episode.rewards.append(float(reward))
+            episode.rewards.append(float(reward) if seed < rewarded else 0.0)
             episode.terminations.append(terminated), episode.truncations.append(ended)
         buffers.append(episode)
     minari.create_dataset_from_buffers("pusher/random-v0", buffers, env=env, data_format=data_format)
@@ -263,6 +263,19 @@ def test_minari_segments_are_labelled_by_return(tmp_path, monkeypatch, data_form
     assert meta["scale"] == dict(act_low=[-2.0] * 7, act_high=[2.0] * 7)
     better, worse = reward[rows].sum(axis=1)[data["prefs"]].T
     assert (better >= worse).all() and sorted(data["prefs"].ravel()) == list(range(10))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_pairs_of_equal_returns_get_no_label(tmp_path, monkeypatch, capsys):
+    flags = dict(segment_length=7, segments=10, labels_dir=str(tmp_path))
+    import_minari.main(import_minari.Args(make_minari(tmp_path, monkeypatch, rewarded=1), **flags))
+    data = validate.load_preference_file(str(tmp_path / "pusher-random-v0" / "pairs.npz"))
+    better, worse = data["reward"].sum(axis=1)[data["prefs"]].T
+    assert (better > worse).all() and 0 < len(better) < 5
+    assert f"{5 - len(better)} pairs of equal returns were left out" in capsys.readouterr().out
+    shutil.rmtree(tmp_path / "minari")
+    with pytest.raises(SystemExit, match="all pairs have equal returns"):
+        import_minari.main(import_minari.Args(make_minari(tmp_path, monkeypatch, rewarded=0), **flags))
 
 
 def test_minari_spaces_are_flattened_as_gymnasium_does():
@@ -331,6 +344,9 @@ def test_bad_runs_get_one_line(robot, tmp_path):
     bare = tmp_path / "bare.npz"
     np.savez(bare, obs=np.zeros((2, 3, 1)), meta=json.dumps({"task": "towel"}))
     of_bare = write_run(tmp_path / "of bare", bare, [0.5, 0.5], [0, 1])
+    outside = tmp_path / "outside.npz"
+    np.savez(outside, obs=np.zeros((2, 3, 1)), meta=json.dumps({"frames": dict(total=9, first=[-1, 3])}))
+    of_outside = write_run(tmp_path / "of outside", outside, [0.5, 0.5], [0, 1])
     (tmp_path / "bc").mkdir()
     torch.save(dict(args=dict(data=str(data)), policy={}), tmp_path / "bc" / "model.pt")
     for args, message in (
@@ -338,6 +354,7 @@ def test_bad_runs_get_one_line(robot, tmp_path):
         (dict(run=str(tmp_path / "bc")), "holds no segment weights"),
         (dict(run=run, data=str(bare)), "is not the file that the run learned from"),
         (dict(run=of_bare), "its meta has no frame numbers"),
+        (dict(run=of_outside), "first in its frames must be 2 numbers from 0 to 6"),
         (dict(run=run, data="nowhere.npz"), "cannot be read"),
     ):
         with pytest.raises(SystemExit, match="error: ") as stop:

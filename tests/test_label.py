@@ -207,7 +207,7 @@ def test_killed_servers_lose_and_double_nothing(own, tmp_path):
     blocked.mkdir()
     for package in ("mujoco", "metaworld", "gymnasium"):
         (blocked / f"{package}.py").write_text("raise ImportError('no simulator here')\n")
-    own = dict(own, n_pref=12)
+    own = dict(own, n_pref=0)  # all 12
     flags = [f"--{key.replace('_', '-')}={value}" for key, value in own.items() if key != "port"]
     confirmed = 0
     for delay in (0.01, 0.05, 0.15):
@@ -408,7 +408,7 @@ def test_security_headers_and_ranges(own):
         (dict(labeler=("a/b",)), "--labeler a/b: must be"),
         (dict(task="../x"), "--task ../x: must be"),
         (dict(n_pref=13), "has 12 pairs; choose --n-pref"),
-        (dict(n_pref=0), "choose --n-pref"),
+        (dict(n_pref=-1), "choose --n-pref"),
         (dict(repeat=0.6), "--repeat 0.6"),
         (dict(seed=-1), "--seed -1"),
         (dict(data="nowhere.npz"), "nowhere.npz: file: not found"),

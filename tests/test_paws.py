@@ -256,7 +256,8 @@ def test_advantage_from_another_run(toy, tmp_path):
     assert other["pref_acc_train"] == first["pref_acc_train"] and other["n_eff"] == pytest.approx(10)
     for changes in (dict(n_pref=10, seed=2), dict(n_pref=9), dict(n_pref=10, advantage_width=16)):
         with pytest.raises(SystemExit, match="error: .*model.pt: "):
-            learn(paws, toy, tmp_path, advantage_from=folder, **changes)
+            learn(paws, toy, tmp_path, advantage_from=folder, runs_dir=str(tmp_path / "refused"), **changes)
+    assert not (tmp_path / "refused").exists()
 
 
 def test_oracle_advantages_are_the_files_expert_logp(toy, tmp_path):
