@@ -36,6 +36,7 @@ NOT_RUN = {  # what a part of a command begins with: why it is not run
     "uv run": "installs",
     "tensorboard": "serves for ever",
     "sbatch": "needs a cluster",
+    "python benchmark/sweep.py --study human": "needs 50 answers; tests/test_benchmark.py",
     "python data_gen/train_sac.py": "hours; tests/test_data_gen.py runs it",
     "python data_gen/make_task.py": "hours; tests/test_data_gen.py runs it",
     "python data_gen/select_policies.py": "minutes; tests/test_data_gen.py runs it",
