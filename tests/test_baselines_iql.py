@@ -345,6 +345,21 @@ def test_segments_of_one_step_have_no_transitions(module, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("script", "flags", "words"),
+    [
+        ("p_iql", dict(expectile=1.0), "--expectile 1.0: must be > 0 and < 1"),
+        ("paws_transformer", dict(advantage_dropout=1.5), "--advantage-dropout 1.5: must be >= 0 and < 1"),
+        ("ipl", dict(gamma=1.0, clip_target=True), "--gamma 1.0: must be below 1 with --clip-target"),
+    ],
+)
+def test_shares_are_below_one(file, tmp_path, script, flags, words):
+    module = load_script(script)
+    with pytest.raises(SystemExit, match=f"error: {words}"):
+        module.main(module.Args(data=str(file), eval=False, runs_dir=str(tmp_path / "runs"), **flags))
+    assert not (tmp_path / "runs").exists()
+
+
 def test_width_must_be_a_multiple_of_the_heads(file, tmp_path):
     with pytest.raises(SystemExit, match="error: --reward-width 10: must be a multiple of --reward-heads"):
         pt.main(pt.Args(data=str(file), eval=False, reward_width=10, runs_dir=str(tmp_path)))

@@ -17,6 +17,7 @@ import pytest
 import torch
 import tyro
 from conftest import ROOT, load_script, only_run, write_preferences
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_shared import SCRIPTS
 
 paws = load_script("paws_mlp")
@@ -110,7 +111,12 @@ def test_copied_out_alone_it_runs(toy, tmp_path):
     lines = (folder / "evals.csv").read_text().splitlines()
     assert lines[0] == "step,success_rate,episodic_return,seconds" and len(lines) == 4
     assert json.loads((folder / "args.json").read_text())["n_pref"] == 18
-    assert list(folder.glob("events.out.tfevents.*")) and not (folder / "checkpoint.pt").exists()
+    assert not (folder / "checkpoint.pt").exists()
+    events = EventAccumulator(str(folder)).Reload()
+    tags = "losses/advantage losses/policy charts/pref_acc_train charts/pref_acc_val charts/SPS eval/episodic_return"
+    tags += " weights/lambda weights/n_eff weights/kl weights/max"
+    assert set(events.Tags()["scalars"]) == set(tags.split())
+    assert events.Scalars("charts/pref_acc_val")[-1].value == pytest.approx(result["pref_acc_val"])
     assert model_of(folder)["policy"].keys() == paws.Policy(3, 1).state_dict().keys()
 
 
