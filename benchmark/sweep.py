@@ -536,8 +536,9 @@ def main(args: Args) -> int:
         print(f"{len(older)} of them are of other commits; for new ones give another --runs-dir", flush=True)
     results.mkdir(parents=True, exist_ok=True)
     for cell in left if args.study == "segment-length" else []:
-        if not Path(cell.data).exists():
-            write_shorter_segments(Path(cell.data), cell.task, 640_000 // cell.n_pref)
+        path, source = Path(cell.data), ROOT / "data" / f"{cell.task}.npz"
+        if not path.exists() or path.stat().st_mtime < source.stat().st_mtime:
+            write_shorter_segments(path, cell.task, 640_000 // cell.n_pref)
     measured = expected_seconds(results)
     guess = np.mean(list(measured.values())) if measured else 1.0
     work = {cell: measured.get(cell.method, guess) for cell in left}  # what is left; only proportions matter

@@ -31,8 +31,9 @@ NAMES = {
     "paws_mlp_chi2": "PAWS-χ² (MLP)", "paws_transformer_state": "State (Trans., step alone)",
     "paws_transformer_state_context": "State (Trans., in context)", "paws_mlp_state": "State (MLP)",
     "preference_transformer_250": "Pref Trans. (returns span 250)",
-    "paws_mlp_512": "PAWS (MLP, 3 x 512)", "bc_best": "*BC (best policy's segments)*",
-    "paws_oracle": "*PAWS (oracle's advantages)*", "data_best": "*best data policy*",
+    "paws_mlp_512": "PAWS (MLP, 3 x 512)", "paws_mlp_n-eff-0.3": "PAWS (MLP, n_eff 30 %)",
+    "bc_best": "*BC (best policy's segments)*", "paws_oracle": "*PAWS (oracle's advantages)*",
+    "data_best": "*best data policy*",
 }  # fmt: skip
 ORACLES = ("bc_best", "paws_oracle", "data_best")  # know what no method may know
 # --flags of the sweep for PAWS (MLP) with the paper's advantage model, which preset quick has smaller
@@ -431,11 +432,9 @@ def preset_sections(preset: str, results: list[dict], folder: Path, mixed: bool)
             {**shares(sweep.SHARES), "BC": [("bc", n, "", None) for n in (50, 500)]}, mixed,
         )
     )  # fmt: skip
-    title = "The paper's weights (n_eff 10 %) against linear ones (30 %), MLP: success (%)"
-    pair = ("paws_mlp", "paws_mlp_chi2")
-    command = f"{run} --methods {' '.join(pair)} --tasks {' '.join(sweep.WEIGHTS_TASKS)} --seeds 1 2 3"
-    columns = [(m, n) for n in (50, 500) for m in pair]
-    sections.append(task_table(title, command, figures, sweep.WEIGHTS_TASKS, columns, mixed))
+    title = "Exponential weights (n_eff 10 %, the paper, and 30 %) against linear ones (30 %), MLP: success (%)"
+    columns = [(m, n) for n in (50, 500) for m in ("paws_mlp", "paws_mlp_n-eff-0.3", "paws_mlp_chi2")]
+    sections.append(task_table(title, f"{run} --study weights", figures, sweep.WEIGHTS_TASKS, columns, mixed))
     others = ("bc", "bc_preferred", "bc_best", "paws_oracle", "data_best")
     sections.append(
         setting_table(

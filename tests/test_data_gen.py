@@ -167,6 +167,7 @@ def test_defaults_by_task(tmp_path):
     assert values("lever-pull") == values("push-back") == (100, 0.97, 128, 0.97, 1)
     assert values("ant") == (0, 0.99, 256, 935.0, 1)
     assert values("walker2d") == (0, 0.99, 128, 1093.0, 1)
+    assert values("reacher") == (0, 0.99, 256, np.inf, 1)  # a new task, of which the paper has no return
 
 
 def test_a_training_keeps_its_flags_and_its_folder(experts):
