@@ -283,6 +283,32 @@ def setting_table(title, command, figures, tasks, heads, rows, mixed) -> str:
     return "\n".join([*lines, "", provenance(title, command, list(means.values()), mixed)])
 
 
+def difference_table(title, command, figures, tasks, rows, mixed) -> str:
+    """Of two methods on the same task and seed: mean over tasks and seeds, and +- 2 standard errors over these.
+
+    `rows`: label -> (method with options, the one that is subtracted).
+    """
+    lines = [f"### {title}", "", row(["Difference", "50 preferences", "500 preferences"]), "|---|---|---|"]
+    used = []
+
+    def scores(method: str, n: int) -> dict[tuple, float]:
+        found = [figures[method, task, n, ""] for task in tasks if (method, task, n, "") in figures]
+        used.extend(found)
+        runs = [pair for figure in found for pair in zip(figure.runs, figure.scores, strict=True)]
+        return {(run["task"], run["seed"]): score for run, score in runs}
+
+    for label, (method, other) in rows.items():
+        cells = []
+        for n in (50, 500):
+            ours, theirs = scores(method, n), scores(other, n)
+            gains = np.array([ours[key] - theirs[key] for key in ours if key in theirs])
+            enough = len(gains) > 1
+            cells.append(f"{gains.mean():+.1f} ± {two_standard_errors(gains):.1f} ({len(gains)})" if enough else "–")
+        lines.append(row([label, *cells]))
+    explained = "In brackets: pairs of runs, which have task, seed and advantage model in common."
+    return "\n".join([*lines, "", f"{explained} {provenance(title, command, used, mixed)}"])
+
+
 def spearman_table(path: Path) -> str:
     """Of spearman.csv, which benchmark/spearman.py writes."""
     values, seeds, commits = defaultdict(list), set(), set()
@@ -433,8 +459,16 @@ def preset_sections(preset: str, results: list[dict], folder: Path, mixed: bool)
         )
     )  # fmt: skip
     title = "Exponential weights (n_eff 10 %, the paper, and 30 %) against linear ones (30 %), MLP: success (%)"
-    columns = [(m, n) for n in (50, 500) for m in ("paws_mlp", "paws_mlp_n-eff-0.3", "paws_mlp_chi2")]
+    small, large, linear = "paws_mlp", "paws_mlp_n-eff-0.3", "paws_mlp_chi2"
+    columns = [(m, n) for n in (50, 500) for m in (small, large, linear)]
     sections.append(task_table(title, f"{run} --study weights", figures, sweep.WEIGHTS_TASKS, columns, mixed))
+    rows = {
+        "the larger share alone: exponential, 30 % - 10 %": (large, small),
+        "the shape alone: linear, 30 % - exponential, 30 %": (linear, large),
+        "both: linear, 30 % - exponential, 10 %": (linear, small),
+    }
+    title = f"What share and shape of the weights gain, MLP: success (%), {len(sweep.WEIGHTS_TASKS)} tasks"
+    sections.append(difference_table(title, f"{run} --study weights", figures, sweep.WEIGHTS_TASKS, rows, mixed))
     others = ("bc", "bc_preferred", "bc_best", "paws_oracle", "data_best")
     sections.append(
         setting_table(

@@ -163,6 +163,16 @@ def test_page(tmp_path):
     assert "<!-- notes -->\nOurs differ.\n<!-- end -->" in make_page(tmp_path)
 
 
+def test_differences_are_of_the_same_task_and_seed(tmp_path):
+    levels = {("paws_mlp", ()): (10, 50, 30), ("paws_mlp", (("n-eff", "0.3"),)): (14, 60), ("paws_mlp_chi2", ()): (90,)}
+    for (method, options), seeds in levels.items():
+        for seed, level in enumerate(seeds, 1):
+            write_result(tmp_path / "quick", method, "door-open", 50, seed, level, options)
+    page = make_page(tmp_path)
+    assert "30 % - 10 % | +7.0 ± 6.0 (2) | – |" in page  # 4 and 10; one pair has no standard error
+    assert "30 % - exponential, 30 % | – | – |" in page and "exponential, 10 % | – | – |" in page
+
+
 def test_the_results_page_is_that_of_the_collected_results(tmp_path, monkeypatch):
     """tables.py was run after the last result was added."""
     for folder in ("docs", "benchmark/results"):
