@@ -268,6 +268,10 @@ def test_oracle_advantages_are_the_files_expert_logp(toy, tmp_path):
     assert result["pref_acc_train"] == result["pref_acc_val"] == 1
     with pytest.raises(SystemExit, match="has no advantage model"):  # none was learned
         learn(paws, toy, tmp_path, n_pref=15, advantage_from=str(only_run(runs)))
+    plain = write_preferences(tmp_path / "plain.npz", expert_logp=None)
+    with pytest.raises(SystemExit, match="plain.npz: has no expert_logp"):
+        learn(paws, plain, tmp_path, advantage_from="oracle", runs_dir=str(tmp_path / "refused"))
+    assert not (tmp_path / "refused").exists()
 
 
 def test_learns_to_rank_and_to_imitate(tmp_path):
