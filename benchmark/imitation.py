@@ -2,15 +2,18 @@
 
     python benchmark/sweep.py
     python benchmark/imitation.py
+    python benchmark/imitation.py --methods paws_mlp_n-eff-0.2 --out results/quick/coverage.csv    # of a study's runs
 
 For every complete run of a sweep, on all segments of the preference file, also those that the run has not seen:
   error_best, error_others   mean ||a - mu(s)||^2 on the segments of the best data policy, and on those of the others
   weight_best                share of the loss's weights on the best policy's segments; 0.25 is no preference
+  weight_early               share on segments that start within an episode's first steps, as many as a segment has
   n_eff                      effective sample size of the weights of single steps, as a share of them
+  success                    smoothed peak of the run
 PAWS has weights of the segments it has seen. Those of P-IQL, IPL and Preference Transformer are min(exp(temperature
 (min_i Q_i - V)), 100) with the critics at the end of the run (the slow copies that the loss takes are not saved). The
 others have none.
-Writes results/PRESET/imitation.csv, which tables.py reads.
+Writes results/PRESET/imitation.csv, which tables.py reads, as it reads coverage.csv.
 """
 
 import csv
@@ -65,8 +68,9 @@ def step_weights(model: dict, obs: torch.Tensor, act: torch.Tensor) -> np.ndarra
     return (weights / weights.sum()).numpy()
 
 
-def measures(model: dict, obs: np.ndarray, act: np.ndarray, policy: np.ndarray) -> dict[str, float | None]:
-    best = policy == policy.max()
+def measures(model: dict, obs, act, policy, start) -> dict[str, float | None]:
+    """All but success. obs (K, T, o), act (K, T, a); policy, start: who made a segment, and its step in the episode."""
+    best, early = policy == policy.max(), start < obs.shape[1]
     error = -log_likelihood(model["policy"], obs, act).mean(1)  # (K,)
     weights = step_weights(model, torch.from_numpy(obs), torch.from_numpy(act))
     steps = len(model.get("segments", obs)) * obs.shape[1]  # that have a weight
@@ -74,6 +78,7 @@ def measures(model: dict, obs: np.ndarray, act: np.ndarray, policy: np.ndarray) 
         "error_best": float(error[best].mean()),
         "error_others": float(error[~best].mean()),
         "weight_best": None if weights is None else float(weights[best].sum()),
+        "weight_early": None if weights is None else float(weights[early].sum()),
         "n_eff": None if weights is None else float(1 / np.square(weights).sum() / steps),
     }
 
@@ -82,12 +87,13 @@ def main(args: Args) -> None:
     rows = []
     for task in args.tasks:
         with np.load(ROOT / "data" / f"{task}.npz", allow_pickle=False) as file:
-            arrays = [file[key] for key in ("obs", "act", "policy")]
+            arrays = [file[key] for key in ("obs", "act", "policy", "start")]
         for n_pref, method in product(args.n_prefs, args.methods):
             for folder, run, result in sweep.complete_runs(args.runs_dir, args.preset, method, task, n_pref):
                 model = torch.load(run / "model.pt", map_location="cpu", weights_only=True)
                 names = dict(method=method, task=task, n_pref=n_pref, seed=result["seed"])
-                found = {key: None if x is None else round(x, 4) for key, x in measures(model, *arrays).items()}
+                found = measures(model, *arrays) | {"success": result["success_peak"]}
+                found = {key: None if x is None else round(x, 4) for key, x in found.items()}
                 rows.append({**names, **found, "commit": sweep.read_json(folder / "sweep.json").get("commit")})
                 print(", ".join(f"{key} {value}" for key, value in rows[-1].items() if value is not None))
     if not rows:

@@ -360,6 +360,42 @@ def imitation_table(path: Path, n_pref: int) -> str:
     return "\n".join([*lines, "", f"{explained} `python benchmark/imitation.py`.{made}"])
 
 
+def coverage_table(path: Path) -> str:
+    """Of coverage.csv, which benchmark/imitation.py writes: success of runs by their weight on episodes' beginnings."""
+    runs = []
+    if path.exists():
+        with open(path, newline="") as file:
+            runs = list(csv.DictReader(file))
+    bins = {"below 0.1": (0, 0.1), "0.1 to 0.2": (0.1, 0.2), "0.2 to 0.3": (0.2, 0.3), "0.3 and more": (0.3, 1.01)}
+    correlations = [f"rank correlation of success with {what}" for what in ("this weight", "that on the best policy")]
+    columns = []
+    for n in (50, 500):
+        chosen = [run for run in runs if run["n_pref"] == str(n)]
+        keys = ("weight_early", "weight_best", "success")
+        numbers = np.array([[float(run[key]) for key in keys] for run in chosen]).reshape(-1, 3)
+        early, success, cells = numbers[:, 0], numbers[:, 2], []
+        for low, high in bins.values():
+            inside = success[(low <= early) & (early < high)]
+            cells.append(f"{100 * inside.mean():.0f} ({len(inside)})" if len(inside) else "–")
+        tasks = np.array([run["task"] for run in chosen])
+        for task in set(tasks):  # they differ in how hard they are
+            numbers[tasks == task] -= numbers[tasks == task].mean(0)
+        for weight in numbers.T[:2]:
+            cells.append(f"{stats.spearmanr(weight, numbers[:, 2]).statistic:.2f}" if len(chosen) > 2 else "–")
+        columns.append(cells)
+    heads = ["Weight on beginnings", "50 preferences (runs)", "500 preferences (runs)"]
+    lines = ["### Weight on the beginnings of episodes, and success (%)", "", row(heads), "|---|---|---|"]
+    lines += [row(cells) for cells in zip((*bins, *correlations), *columns, strict=True)]
+    methods, commits = (sorted({run[key] for run in runs}) for key in ("method", "commit"))
+    explained = (
+        "Weight on segments that start within an episode's first 64 steps; a third of the data does. Correlations: of "
+        "differences from the mean of a task."
+    )
+    command = f"python benchmark/imitation.py --methods {' '.join(methods)} --out results/quick/coverage.csv"
+    made = f"`{command}`, from the runs of `sweep.py --study weights`; commit {', '.join(commits)}." if runs else ""
+    return "\n".join([*lines, "", f"{explained} {made}".strip()])
+
+
 def cost_table(results: list[dict]) -> str:
     """Mean seconds of a run, and what the paper's grid would take."""
     parts = ("utility", "policy", "evaluation", "total")
@@ -469,29 +505,38 @@ def preset_sections(preset: str, results: list[dict], folder: Path, mixed: bool)
     }
     title = f"What share and shape of the weights gain, MLP: success (%), {len(sweep.WEIGHTS_TASKS)} tasks"
     sections.append(difference_table(title, f"{run} --study weights", figures, sweep.WEIGHTS_TASKS, rows, mixed))
-    others = ("bc", "bc_preferred", "bc_best", "paws_oracle", "data_best")
+    six = ", ".join(sweep.WEIGHTS_TASKS)
     sections.append(
         setting_table(
-            f"Shape of the weights, MLP: success (%), mean of {', '.join(sweep.WEIGHTS_TASKS)}",
+            f"Shape of the weights, MLP: success (%), mean of {six}",
             f"{run} --study weights", figures, sweep.WEIGHTS_TASKS, ["Weights", *heads[1:]],
             {
                 **shares((0.1, 0.2, 0.3, 0.5), label="exponential (KL), n_eff {:.0%}"),
                 **shares((0.1, 0.2, 0.3, 0.5), "paws_mlp_trust-region-chi2_n-eff-", "linear (χ²), n_eff {:.0%}"),
-                **{NAMES[m]: [(m, n, "", None) for n in (50, 500)] for m in others},
+                "BC": [("bc", n, "", None) for n in (50, 500)],
             },
             mixed,
+        )
+    )  # fmt: skip
+    compared = ("bc", "bc_preferred", "paws_mlp", "paws_mlp_chi2", "bc_best", "paws_oracle", "data_best")
+    sections.append(
+        setting_table(
+            f"Weights beside cloning and oracles: success (%), mean of {six}",
+            f"{run} --study weights", figures, sweep.WEIGHTS_TASKS, ["Method", *heads[1:]],
+            {NAMES[m]: [(m, n, "", None) for n in (50, 500)] for m in compared}, mixed,
         )
     )  # fmt: skip
     names = ("bc", "paws_mlp", "paws_mlp_chi2")
     sections.append(
         setting_table(
-            f"Number of preferences: success (%), mean of {', '.join(sweep.WEIGHTS_TASKS)}",
+            f"Number of preferences: success (%), mean of {six}",
             f"{run} --methods {' '.join(names)} --tasks {' '.join(sweep.WEIGHTS_TASKS)} --n-prefs 20 50 100 200 500",
             figures, sweep.WEIGHTS_TASKS, ["Preferences", *(NAMES[m] for m in names)],
             {str(n): [(m, n, "", None) for m in names] for n in (20, 50, 100, 200, 500)}, mixed,
         )
     )  # fmt: skip
     sections.append(spearman_table(folder / "spearman.csv"))
+    sections.append(coverage_table(folder / "coverage.csv"))
     sections += [imitation_table(folder / "imitation.csv", n) for n in both]
     columns = [(m, n) for n in both for m in ("dppo", "dppo_defaults")]
     for name, tasks, command in (("success (%)", paper.METAWORLD, run), ("return", paper.LOCOMOTION, locomotion)):

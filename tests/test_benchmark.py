@@ -253,9 +253,10 @@ def test_weights_and_errors_by_data_policy():
     }
     segments = torch.tensor([0, 2, 3])  # of four
     paws = dict(policy=policy, weights=torch.tensor([0.1, 0.3, 0.6], dtype=torch.float64), segments=segments)
-    found = imitation.measures(paws, obs.numpy(), act.numpy(), np.array([0, 0, 1, 1]))
+    found = imitation.measures(paws, obs.numpy(), act.numpy(), np.array([0, 0, 1, 1]), np.array([0, 1, 2, 1]))
     assert found["error_best"] == 1.0 and found["error_others"] == 0.125  # the policy's action is 0
     assert found["weight_best"] == pytest.approx(0.9)
+    assert found["weight_early"] == pytest.approx(0.7)  # the one with 0.3 starts at step 2, when a segment is over
     assert found["n_eff"] == pytest.approx(1 / (2 * (0.05**2 + 0.15**2 + 0.3**2)) / 6)  # of three segments
 
     def critic(slope):  # slope * act + 2, as two layers
@@ -266,10 +267,9 @@ def test_weights_and_errors_by_data_policy():
     iql["critics"] = dict(enumerate([*critic(1.0), *critic(0.1)]))
     u = np.array([0.0, 0.05, 0.1, -1.0])  # min(act, 0.1 act): a ReLU of a positive sum changes nothing
     expected = np.exp(10 * u) / np.exp(10 * u).sum()
-    assert imitation.measures(iql, obs.numpy(), act.numpy(), np.arange(4))["weight_best"] == pytest.approx(
-        expected[-1], rel=1e-5
-    )
-    assert imitation.measures(dict(policy=policy), obs.numpy(), act.numpy(), np.arange(4))["n_eff"] is None
+    rest = obs.numpy(), act.numpy(), np.arange(4), np.zeros(4)
+    assert imitation.measures(iql, *rest)["weight_best"] == pytest.approx(expected[-1], rel=1e-5)
+    assert imitation.measures(dict(policy=policy), *rest)["n_eff"] is None
 
 
 def test_runs_with_further_flags_are_left_out_or_methods_of_their_own(tmp_path):
@@ -290,6 +290,21 @@ def test_imitation_is_compared_on_the_tasks_that_all_methods_have(tmp_path):
     assert "| CPL | 0.20 | 0.40 | – | – | 1 |" in table and "| P-IQL | 0.20 | 0.50 | 0.25 | 1.00 | 2 |" in table
     assert "over door-open; commit abc" in table
     assert "| CPL |" not in tables.imitation_table(tmp_path / "nothing.csv", 500)
+
+
+def test_coverage_is_binned_and_correlated_within_tasks(tmp_path):
+    lines = ["method,task,n_pref,seed,weight_best,weight_early,success,commit"]
+    lines += [f"a,door-open,50,1,{0.9 - w},{w},{w},abc" for w in (0.05, 0.15, 0.17, 0.3)]
+    lines += [f"a,sweep-into,50,1,{w},{w - 0.1},{w - 0.1},abc" for w in (0.1, 0.12)]  # lower in both
+    (tmp_path / "coverage.csv").write_text("\n".join(lines))
+    table = tables.coverage_table(tmp_path / "coverage.csv")
+    for line in ("below 0.1 | 2 (3)", "0.1 to 0.2 | 16 (2)", "0.2 to 0.3 | –", "0.3 and more | 30 (1)"):
+        assert f"| {line} | – |" in table
+    assert "success with this weight | 1.00 | – |" in table and "commit abc" in table
+    success = np.array([0.05, 0.15, 0.17, 0.3]) - 0.1675, np.array([-0.01, 0.01])
+    expected = stats.spearmanr([*-success[0], *success[1]], [*success[0], *success[1]]).statistic
+    assert f"that on the best policy | {expected:.2f} | – |" in table
+    assert "below 0.1 | – | – |" in tables.coverage_table(tmp_path / "nothing.csv")
 
 
 def test_n_eff_of_a_temperature_is_the_definition():
