@@ -31,7 +31,8 @@ NAMES = {
     "paws_mlp_chi2": "PAWS-χ² (MLP)", "paws_transformer_state": "State (Trans., step alone)",
     "paws_transformer_state_context": "State (Trans., in context)", "paws_mlp_state": "State (MLP)",
     "preference_transformer_250": "Pref Trans. (returns span 250)",
-    "paws_mlp_512": "PAWS (MLP, 3 x 512)", "paws_mlp_n-eff-0.3": "PAWS (MLP, n_eff 30 %)",
+    "paws_mlp_512": "PAWS (MLP, 3 x 512)", "paws_mlp_chi2_512": "PAWS-χ² (MLP, 3 x 512)",
+    "paws_mlp_n-eff-0.3": "PAWS (MLP, n_eff 30 %)",
     "bc_best": "*BC (best policy's segments)*", "paws_oracle": "*PAWS (oracle's advantages)*",
     "data_best": "*best data policy*",
 }  # fmt: skip
@@ -144,8 +145,8 @@ def load_results(folder: Path) -> list[dict]:
     """Evaluated runs with the preset's own flags; PAPERS_SIZE and LONGER make methods of their own."""
     found = [{**sweep.read_json(path), "path": str(path)} for path in sorted(folder.glob("*.json"))]
     for run in found:
-        if (run.get("method"), run.get("flags")) == ("paws_mlp", PAPERS_SIZE):
-            run |= {"method": "paws_mlp_512", "flags": ""}
+        if run.get("flags") == PAPERS_SIZE:
+            run |= {"method": f"{run['method']}_512", "flags": ""}
         elif run.get("flags") == LONGER:
             run |= {"method": f"{run['method']}_longer", "flags": ""}
     return [run for run in found if run.get("curve") and not run["flags"] and curve_of(run)[0] is not None]
@@ -429,12 +430,12 @@ def preset_sections(preset: str, results: list[dict], folder: Path, mixed: bool)
         sections.append(
             task_table(f"Meta-World, {n} preferences: success (%)", run, figures, paper.METAWORLD, columns, mixed)
         )
-    title = "Size of the advantage model, PAWS (MLP), 500 preferences: success (%)"
-    command = (
-        f'{run} --methods paws_mlp --n-prefs 500 --tasks door-open drawer-open --seeds 1 2 3 [--flags="{PAPERS_SIZE}"]'
-    )
-    columns = [("paws_mlp", 500), ("paws_mlp_512", 500)]
-    sections.append(task_table(title, command, figures, ("door-open", "drawer-open"), columns, mixed))
+    names, tasks = ("paws_mlp", "paws_mlp_512", "paws_mlp_chi2", "paws_mlp_chi2_512"), ("door-open", "drawer-open")
+    for n in both:
+        title = f"Size of the advantage model, PAWS (MLP), {n} preferences: success (%)"
+        command = f"{run} --methods paws_mlp paws_mlp_chi2 --n-prefs {n} --tasks {' '.join(tasks)} --seeds 1 2 3"
+        columns = [(m, n) for m in names]
+        sections.append(task_table(title, f'{command} [--flags="{PAPERS_SIZE}"]', figures, tasks, columns, mixed))
     title = "Range of the Preference Transformer's returns, 500 preferences: success (%)"
     columns = [(m, 500) for m in ("bc", "preference_transformer", "preference_transformer_250")]
     command = f"{run} --methods {' '.join(m for m, _ in columns)} --n-prefs 500"

@@ -274,11 +274,11 @@ def test_weights_and_errors_by_data_policy():
 
 def test_runs_with_further_flags_are_left_out_or_methods_of_their_own(tmp_path):
     for i, (method, flags) in enumerate(
-        [("cpl", ""), ("cpl", tables.LONGER), ("paws_mlp", tables.PAPERS_SIZE), ("bc", "--x 1")]
+        [("cpl", ""), ("cpl", tables.LONGER), ("paws_mlp_chi2", tables.PAPERS_SIZE), ("bc", "--x 1")]
     ):
         run = dict(method=method, flags=flags, task="door-open", curve=[[1, 0.5, None]])
         (tmp_path / f"{i}.json").write_text(json.dumps(run))
-    assert [run["method"] for run in tables.load_results(tmp_path)] == ["cpl", "cpl_longer", "paws_mlp_512"]
+    assert [run["method"] for run in tables.load_results(tmp_path)] == ["cpl", "cpl_longer", "paws_mlp_chi2_512"]
 
 
 def test_imitation_is_compared_on_the_tasks_that_all_methods_have(tmp_path):
