@@ -19,6 +19,7 @@ import tyro
 from conftest import ROOT, write_preferences
 
 sys.path.insert(0, str(ROOT / "data_gen"))
+import data_card
 import make_preferences
 import select_policies
 import train_sac
@@ -595,3 +596,23 @@ def test_make_task_skips_what_exists(experts, policies, preference_file, tmp_pat
     assert done.returncode == 0 and "complete" in done.stdout and ".py --task" not in done.stdout
     wrong = run("make_task.py", "--task", "no-such-task", "--data", folder, "--experts", tmp_path / "experts")
     assert wrong.returncode == 1 and "error: --task no-such-task" in wrong.stderr and "Traceback" not in wrong.stderr
+
+
+def test_data_card_is_what_data_holds_and_takes_a_new_task(tmp_path, monkeypatch):
+    shipped, card = ROOT / "data", tmp_path / "README.md"
+    (tmp_path / "policies").mkdir()
+    for path in (*shipped.glob("*.npz"), *shipped.glob("policies/*")):
+        (tmp_path / path.relative_to(shipped)).symlink_to(path)
+    before = (shipped / "README.md").read_text()
+    card.write_text(before)
+    monkeypatch.setattr(data_card, "DATA", tmp_path)
+    data_card.main()
+    assert card.read_text() == before
+
+    (tmp_path / "policies" / "window-open").symlink_to(shipped / "policies" / "window-close")
+    (tmp_path / "window-open.npz").symlink_to(shipped / "window-close.npz")
+    for name in ("TASKS", "METAWORLD_TASKS"):
+        monkeypatch.setattr(data_card, name, (*getattr(data_card, name), "window-open"))
+    data_card.main()
+    policies, file = sorted(set(card.read_text().splitlines()) - set(before.splitlines()))
+    assert policies.startswith("| window-open | here |") and file.startswith("| window-open.npz |")
