@@ -124,6 +124,29 @@ def effective_samples(figures: dict, tasks: tuple[str, ...]):
     return figure if drawn else None
 
 
+def number_of_preferences(figures: dict):
+    """Success against the number of preferences, the paper's weights and the linear ones, mean over tasks."""
+    methods = {"paws_mlp": "exponential, n_eff 10 %", "paws_mlp_chi2": "linear (χ²), n_eff 30 %"}
+    settings = [(method, n, "") for method in methods for n in sweep.COUNTS]
+    means = tables.means_of(figures, sweep.WEIGHTS_TASKS, settings)
+    figure, axes = plt.subplots(figsize=(3.4, 2.4))
+    for method, label in methods.items():
+        found = {n: means[method, n, ""] for n in sweep.COUNTS if (method, n, "") in means}
+        points = [(n, mean.mean, np.nan_to_num(mean.two_se)) for n, mean in found.items()]
+        if len(points) > 2:  # more than the two budgets of the other tables
+            color, dashes = STYLES[method]
+            axes.errorbar(*np.array(points).T, color=color, linestyle=dashes, marker="o", markersize=3, label=label)
+    if not axes.get_lines():
+        plt.close(figure)
+        return None
+    axes.set_xscale("log")
+    axes.set_xticks(sweep.COUNTS, sweep.COUNTS)
+    axes.minorticks_off()
+    axes.set(xlabel="preferences", ylabel=f"success (%), mean of {len(sweep.WEIGHTS_TASKS)} tasks")
+    axes.legend(loc="lower right")
+    return figure
+
+
 def segment_length(figures: dict):
     """Success against segment length, and against the length of the pieces in the update."""
     figure, panels = plt.subplots(1, 2, figsize=(6.2, 2.4), sharey=True)
@@ -238,6 +261,7 @@ def main(args: Args) -> None:
     drawn = {
         "effective_samples": effective_samples(figures, sweep.N_EFF_TASKS),
         "shape_of_weights": effective_samples(figures, sweep.WEIGHTS_TASKS),
+        "number_of_preferences": number_of_preferences(figures),
         "segment_length": segment_length(figures),
     }
     for n in (500, 50):

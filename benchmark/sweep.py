@@ -89,6 +89,7 @@ NOISY_WITH_50 = ("paws_mlp", "paws_transformer", "bc", "preference_transformer",
 SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5)  # n_eff; 0.1 is the paper's, so paws_mlp itself
 N_EFF_TASKS = ("peg-insert-side", "sweep-into", "drawer-open")
 WEIGHTS_TASKS = ("drawer-open", "peg-insert-side", "sweep-into", "plate-slide", "door-open", "button-press")
+COUNTS = (20, 50, 100, 200, 500)  # preferences, on the tasks of the study of weights
 LENGTHS = (1, 2, 4, 8, 16, 32, 64)
 HUMAN_TASKS = ("button-press", "door-open")
 THREADS = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []  # Linux: a run is pinned to one

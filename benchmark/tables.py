@@ -527,13 +527,13 @@ def preset_sections(preset: str, results: list[dict], folder: Path, mixed: bool)
             {NAMES[m]: [(m, n, "", None) for n in (50, 500)] for m in compared}, mixed,
         )
     )  # fmt: skip
-    names = ("bc", "paws_mlp", "paws_mlp_chi2")
+    names, counts = ("paws_mlp", "paws_mlp_chi2"), f"--n-prefs {' '.join(map(str, sweep.COUNTS))} --seeds 1 2 3"
     sections.append(
         setting_table(
             f"Number of preferences: success (%), mean of {six}",
-            f"{run} --methods {' '.join(names)} --tasks {' '.join(sweep.WEIGHTS_TASKS)} --n-prefs 20 50 100 200 500",
+            f"{run} --methods {' '.join(names)} --tasks {' '.join(sweep.WEIGHTS_TASKS)} {counts}",
             figures, sweep.WEIGHTS_TASKS, ["Preferences", *(NAMES[m] for m in names)],
-            {str(n): [(m, n, "", None) for m in names] for n in (20, 50, 100, 200, 500)}, mixed,
+            {str(n): [(m, n, "", None) for m in names] for n in sweep.COUNTS}, mixed,
         )
     )  # fmt: skip
     sections.append(spearman_table(folder / "spearman.csv"))

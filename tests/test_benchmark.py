@@ -322,10 +322,13 @@ def test_figures_are_drawn_from_results(tmp_path):
             write_result(tmp_path / "quick", method, task, 500, seed, 40 + 5 * seed)
     for task in sweep.WEIGHTS_TASKS:
         write_result(tmp_path / "quick", "paws_mlp", task, 500, 1, 70, [("n-eff", "0.3")])
+        for n in (20, 100):
+            write_result(tmp_path / "quick", "paws_mlp", task, n, 1, 30)
     figures.main(figures.Args(results=str(tmp_path), out=str(tmp_path / "out")))
     names = (
         "quick_effective_samples",
         "quick_shape_of_weights",
+        "quick_number_of_preferences",
         "quick_curves_metaworld_500",
         "quick_performance_profile_500",
     )
