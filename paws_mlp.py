@@ -17,7 +17,7 @@
 3. Policy: weighted maximum likelihood with whole segments' weights, never single steps'.
        max sum_i w_i sum_t log pi(a_t | s_t)                                                   Eq. 8
 
-The method is lines 24 to 239. Below it is what every script of this repository has in common: data, policy,
+The method is lines 24 to 262. Below it is what every script of this repository has in common: data, policy,
 simulators, evaluation, run directory. Choices where the paper is silent: docs/paws_mlp.md.
 """
 
@@ -31,7 +31,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy only runs small forw
 
 import numpy as np
 import torch
-from scipy.optimize import brentq
+from scipy.optimize import brentq, minimize
 from torch import nn
 
 
@@ -42,6 +42,7 @@ class Args:
     n_eff: float = 0.0  # effective sample size: a share of the segments, above 1 a number [0.1; locomotion, chi2 0.3]
     seed: int = 1  # of the choice of pairs, networks, minibatches, dropout and evaluation episodes
     trust_region: Literal["kl", "chi2"] = "kl"  # exponential weights (the paper), or the linear ones, optimal for n_eff
+    cover_starts: bool = False  # with chi2: the weighted segments begin in such states as all of them do
     kl_bound: float | None = None  # epsilon: choose lambda by the dual (Eq. 9) for this bound instead of by n_eff
     update: Literal["segment", "state"] = "segment"  # what gets a weight: segments, or steps (the paper's ablation)
     update_segment_length: int = 0  # cut segments into pieces of this length for weights and policy [whole segments]
@@ -125,6 +126,25 @@ def solve_lambda(advantages: np.ndarray, n_eff: float, kl_bound: float | None = 
     return float(np.exp(brentq(gap, low, high, xtol=1e-13, rtol=1e-13)))
 
 
+def start_features(states: np.ndarray) -> np.ndarray:
+    """phi: first three principal components of standardised first states, mean 0 and variance 1. (N, o) -> (N, 3)"""
+    standardised = (states - states.mean(0)) / np.maximum(states.std(0), 1e-6)
+    components, sizes, _ = np.linalg.svd(standardised, full_matrices=False)
+    return components[:, :3] * np.sqrt(len(states)) * (sizes[:3] > 1e-6)  # zeros where all states are the same
+
+
+def cover_starts(advantages: np.ndarray, states: np.ndarray, n_eff: float) -> np.ndarray:
+    """A_i / sd(A) - m . phi_i, whose linear weights maximise E_w[A] / sd(A) - |m|^2 / 2 with m = E_w[phi]. -> (N,)"""
+    features, scaled = start_features(states), advantages / (advantages.std() or 1.0)
+
+    def dual(m: np.ndarray) -> tuple[float, np.ndarray]:  # max_w E_w[A / sd(A) - m . phi] + |m|^2 / 2, and its gradient
+        shifted = scaled - features @ m
+        weights = segment_weights(shifted, solve_lambda(shifted, n_eff, None, "chi2"), "chi2")
+        return weights @ shifted + m @ m / 2, m - weights @ features
+
+    return scaled - features @ minimize(dual, np.zeros(features.shape[1]), jac=True).x
+
+
 @torch.no_grad()
 def step_advantages(model: nn.Module, obs: torch.Tensor, act: torch.Tensor) -> torch.Tensor:
     """A(s_t, a_t) without dropout, about 16,000 steps at a time. (K, L, o), (K, L, a) -> (K, L)"""
@@ -169,6 +189,7 @@ def main(args: Args) -> dict:
     L = 1 if args.update == "state" else args.update_segment_length or T  # an ablation may weight shorter pieces
     require(T % L == 0, f"--update-segment-length {L}: must divide the segment length {T}")
     require(args.kl_bound is None or args.trust_region == "kl", "--kl-bound: goes with --trust-region kl")
+    require(not args.cover_starts or args.trust_region == "chi2", "--cover-starts: goes with --trust-region chi2")
     model = AdvantageModel(obs_dim, act_dim, args.advantage_width, args.advantage_layers).to(device)
     if args.advantage_from == "oracle":
         oracle = [oracle_advantages(args.data, part.rows) for part in (data, unused)]
@@ -205,6 +226,8 @@ def main(args: Args) -> dict:
     pieces = advantages.view(-1, L).sum(1).double().cpu().numpy()  # (N,)
     wanted = args.n_eff or (0.3 if args.task in LOCOMOTION_TASKS or args.trust_region == "chi2" else 0.1)
     n_eff_target = wanted * (len(pieces) if wanted <= 1 else T // L)  # a share of the pieces, or so many segments
+    if args.cover_starts:
+        pieces = cover_starts(pieces, obs.reshape(-1, L, obs_dim)[:, 0].double().cpu().numpy(), n_eff_target)
     lam = solve_lambda(pieces, n_eff_target, args.kl_bound, args.trust_region)
     weights = segment_weights(pieces, lam, args.trust_region)  # (N,), sum 1
     n_eff, kl = effective_samples(weights), kl_divergence(weights)

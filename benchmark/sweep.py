@@ -55,6 +55,7 @@ METHODS = {  # name in tables: script, flags that make the method
     "paws_mlp": ("paws_mlp.py", ""),
     "paws_transformer_chi2": ("paws_transformer.py", "--trust-region chi2"),
     "paws_mlp_chi2": ("paws_mlp.py", "--trust-region chi2"),
+    "paws_mlp_starts": ("paws_mlp.py", "--trust-region chi2 --cover-starts"),
     "paws_transformer_state": ("paws_transformer.py", "--update state --no-state-context"),
     "paws_transformer_state_context": ("paws_transformer.py", "--update state --state-context"),
     "paws_mlp_state": ("paws_mlp.py", "--update state"),
@@ -99,7 +100,7 @@ THREADS = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") el
 class Args:
     preset: Literal["quick", "paper"] = "quick"  # quick: sized for a CPU; paper: the scripts' defaults
     # an ablation instead of the table of methods
-    study: Literal["", "n-eff", "segment-length", "update-segment-length", "state", "human", "weights"] = ""
+    study: Literal["", "n-eff", "segment-length", "update-segment-length", "state", "human", "weights", "starts"] = ""
     methods: tuple[str, ...] = COMPARED  # which methods (without --study)
     tasks: tuple[str, ...] = ()  # which tasks [the ten of Meta-World, or the study's]
     n_prefs: tuple[int, ...] = ()  # which numbers of preferences [500 50, or the study's]
@@ -167,6 +168,9 @@ def study_cells(args: Args) -> list[Cell]:
             cells += [reusing("paws_mlp", task, n, seed, n_eff=share) for share in (0.2, 0.3, 0.5)]
             for share in (0.1, 0.2, 0.5):
                 cells.append(reusing("paws_mlp", task, n, seed, trust_region="chi2", n_eff=share))
+    elif args.study == "starts":  # both have the same advantage model, learned with the same seed
+        for seed, n, task in grid(WEIGHTS_TASKS, (50, 500)):
+            cells += [Cell(m, task, n, seed, (("n-eff", "0.3"),)) for m in ("paws_mlp_chi2", "paws_mlp_starts")]
     elif args.study == "state":
         names = ("paws_mlp", "paws_transformer", "paws_mlp_state", "paws_transformer_state")
         for seed, n, task in grid(paper.METAWORLD, (500, 50)):

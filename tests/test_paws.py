@@ -111,6 +111,42 @@ def test_linear_weights_are_the_constrained_optimum(n, n_eff):
     assert weights @ a == pytest.approx(found.x @ a, rel=1e-7)
 
 
+def test_start_features_are_principal_components():
+    states = normal(1, 200, 1.0).reshape(50, 4) @ np.array([[3.0, 0, 0, 1], [0, 1, 0, 1], [0, 0, 2, 1], [0, 0, 0, 0.1]])
+    states = np.c_[states, np.full(50, 7.0)]  # one that never changes
+    phi = paws.start_features(states)
+    np.testing.assert_allclose(phi.mean(0), 0, atol=1e-12)
+    np.testing.assert_allclose(phi.T @ phi / 50, np.eye(3), atol=1e-12)
+    correlation, standardised = np.corrcoef(states[:, :4].T), scipy.stats.zscore(states[:, :4])
+    _, vectors = np.linalg.eigh(correlation)
+    for k in range(3):
+        assert abs(np.corrcoef(phi[:, k], standardised @ vectors[:, -1 - k])[0, 1]) == pytest.approx(1)
+    assert not paws.start_features(np.full((6, 4), 0.1)).any()
+
+
+@pytest.mark.parametrize(("n", "n_eff"), [(20, 4.0), (40, 15.0)])
+def test_covered_starts_are_the_constrained_optimum(n, n_eff):
+    """max E_w[A] / sd(A) - |E_w[phi]|^2 / 2 with sum w = 1, w >= 0, sum w^2 <= 1 / n_eff, by scipy's SLSQP."""
+    states = normal(n, 5 * n, 1.0).reshape(n, 5)
+    a = 30 * (states[:, 0] + normal(n + 1, n, 1.0))  # the best segments begin elsewhere
+    phi, scaled = paws.start_features(states), a / a.std()
+    constraints = (
+        dict(type="eq", fun=lambda w: w.sum() - 1, jac=lambda w: np.ones(n)),
+        dict(type="ineq", fun=lambda w: 1 / n_eff - w @ w, jac=lambda w: -2 * w),
+    )
+    found = scipy.optimize.minimize(
+        lambda w: np.square(w @ phi).sum() / 2 - w @ scaled, np.full(n, 1 / n), jac=lambda w: phi @ (w @ phi) - scaled,
+        bounds=[(0, 1)] * n, constraints=constraints, method="SLSQP", options=dict(maxiter=500, ftol=1e-14),
+    )  # fmt: skip
+    weights = linear_weights(paws.cover_starts(a, states, n_eff), n_eff)
+    np.testing.assert_allclose(weights, found.x, atol=1e-4)
+    plain = linear_weights(a, n_eff)
+    assert np.linalg.norm(weights @ phi) < 0.8 * np.linalg.norm(plain @ phi)
+    np.testing.assert_allclose(linear_weights(paws.cover_starts(7 * a + 3, states, n_eff), n_eff), weights, atol=1e-5)
+    same = linear_weights(paws.cover_starts(a, np.ones((n, 5)), n_eff), n_eff)  # nothing to cover
+    np.testing.assert_allclose(same, plain, atol=1e-9)
+
+
 def test_linear_weights_by_hand():
     # c = 0: weights proportional to 3, 1, 0, so n_eff = 16 / 10
     np.testing.assert_allclose(linear_weights(np.array([3.0, 1.0, 0.0]), 1.6), [0.75, 0.25, 0.0], atol=1e-12)
@@ -228,6 +264,7 @@ def test_options(toy, tmp_path, module):
         (dict(update_segment_length=4), 32),
         (dict(n_eff=8.0, minibatch="weight"), 8),
         (dict(trust_region="chi2", n_eff=0.0), 12),
+        (dict(trust_region="chi2", n_eff=8.0, cover_starts=True, update_segment_length=4), 32),
         (dict(n_eff=0.0), 4),
         (dict(kl_bound=0.7), None),
     ):
@@ -266,6 +303,11 @@ def test_oracle_advantages_are_the_files_expert_logp(toy, tmp_path):
     logp = np.load(toy)["expert_logp"][model["segments"].numpy()].sum(1, dtype=np.float64)
     np.testing.assert_allclose(model["weights"], scipy.special.softmax(logp / result["lambda"]), rtol=1e-4)
     assert result["pref_acc_train"] == result["pref_acc_val"] == 1
+    covered = dict(trust_region="chi2", cover_starts=True, n_eff=6.0, seed=2)
+    _, model = learn(paws, toy, tmp_path, n_pref=15, advantage_from="oracle", **covered)
+    rows = model["segments"].numpy()
+    logp, states = np.load(toy)["expert_logp"][rows].sum(1), np.load(toy)["obs"][rows, 0].astype(float)
+    np.testing.assert_allclose(model["weights"], linear_weights(paws.cover_starts(logp, states, 6.0), 6.0), atol=1e-4)
     with pytest.raises(SystemExit, match="has no advantage model"):  # none was learned
         learn(paws, toy, tmp_path, n_pref=15, advantage_from=str(only_run(runs)))
     plain = write_preferences(tmp_path / "plain.npz", expert_logp=None)

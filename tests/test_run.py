@@ -443,6 +443,7 @@ def test_bad_file_ends_with_one_line(tmp_path, make, words):
         (dict(n_pref=21), "has 20 rows"),
         (dict(update_segment_length=5), "--update-segment-length 5: must divide"),
         (dict(trust_region="chi2", kl_bound=0.5), "--kl-bound"),
+        (dict(cover_starts=True), "--cover-starts"),
         (dict(total_steps=0), "--total-steps 0: must be > 0 and < inf"),
         (dict(batch_size=-1), "--batch-size -1"),
         (dict(learning_rate=float("nan")), "--learning-rate nan"),
