@@ -142,7 +142,7 @@ def number_of_preferences(figures: dict):
     axes.set_xscale("log")
     axes.set_xticks(sweep.COUNTS, sweep.COUNTS)
     axes.minorticks_off()
-    axes.set(xlabel="preferences", ylabel=f"success (%), mean of {len(sweep.WEIGHTS_TASKS)} tasks")
+    axes.set(xlabel="preferences", ylabel=f"success (%), mean of {len(sweep.WEIGHTS_TASKS)} tasks", ylim=(0, 100))
     axes.legend(loc="lower right")
     return figure
 

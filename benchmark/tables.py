@@ -33,6 +33,7 @@ NAMES = {
     "preference_transformer_250": "Pref Trans. (returns span 250)",
     "paws_mlp_512": "PAWS (MLP, 3 x 512)", "paws_mlp_chi2_512": "PAWS-χ² (MLP, 3 x 512)",
     "paws_mlp_n-eff-0.3": "PAWS (MLP, n_eff 30 %)",
+    "paws_mlp_chi2_n-eff-0.3": "PAWS-χ² (MLP)", "paws_mlp_starts_n-eff-0.3": "PAWS-χ² (MLP, covered starts)",
     "bc_best": "*BC (best policy's segments)*", "paws_oracle": "*PAWS (oracle's advantages)*",
     "data_best": "*best data policy*",
 }  # fmt: skip
@@ -506,6 +507,12 @@ def preset_sections(preset: str, results: list[dict], folder: Path, mixed: bool)
     }
     title = f"What share and shape of the weights gain, MLP: success (%), {len(sweep.WEIGHTS_TASKS)} tasks"
     sections.append(difference_table(title, f"{run} --study weights", figures, sweep.WEIGHTS_TASKS, rows, mixed))
+    plain, covered = "paws_mlp_chi2_n-eff-0.3", "paws_mlp_starts_n-eff-0.3"
+    columns = [(m, n) for n in (50, 500) for m in (plain, covered)]
+    title, command = "Linear weights (30 %) without and with --cover-starts, MLP: success (%)", f"{run} --study starts"
+    sections.append(task_table(title, command, figures, sweep.WEIGHTS_TASKS, columns, mixed))
+    title, rows = "What --cover-starts gains, MLP: success (%)", {"with - without": (covered, plain)}
+    sections.append(difference_table(title, command, figures, sweep.WEIGHTS_TASKS, rows, mixed))
     six = ", ".join(sweep.WEIGHTS_TASKS)
     sections.append(
         setting_table(
