@@ -400,7 +400,8 @@ def test_the_study_of_weights_is_complete():
 def test_every_command_is_one_that_its_script_takes(script):
     module = load_script(Path(script).stem)
     studies = [
-        cells_of(study=study, seeds=(1,)) for study in ("", "n-eff", "update-segment-length", "state", "weights")
+        cells_of(study=study, seeds=(1,))
+        for study in ("", "n-eff", "update-segment-length", "state", "weights", "starts")
     ]
     cells = [*cells_of(methods=tuple(sweep.METHODS), tasks=("door-open", "hopper")), *sum(studies, [])]
     for preset in sweep.PRESETS:

@@ -94,16 +94,20 @@ def test_kl_bound_minimises_the_dual(epsilon):
 
 
 # ---- linear weights ----
+def trust_region(n: int, n_eff: float) -> tuple[dict, dict]:
+    """sum w = 1 and sum w^2 <= 1 / n_eff, for scipy's SLSQP."""
+    return (
+        dict(type="eq", fun=lambda w: w.sum() - 1, jac=lambda w: np.ones(n)),
+        dict(type="ineq", fun=lambda w: 1 / n_eff - w @ w, jac=lambda w: -2 * w),
+    )
+
+
 @pytest.mark.parametrize(("n", "n_eff"), [(20, 4.0), (35, 20.0), (50, 45.0)])
 def test_linear_weights_are_the_constrained_optimum(n, n_eff):
     """max E_w[A] with sum w = 1, w >= 0, sum w^2 <= 1 / n_eff, by scipy's SLSQP."""
     a = normal(n, n, 2.0)
-    constraints = (
-        dict(type="eq", fun=lambda w: w.sum() - 1, jac=lambda w: np.ones(n)),
-        dict(type="ineq", fun=lambda w: 1 / n_eff - w @ w, jac=lambda w: -2 * w),
-    )
     found = scipy.optimize.minimize(
-        lambda w: -w @ a, np.full(n, 1 / n), jac=lambda w: -a, bounds=[(0, 1)] * n, constraints=constraints,
+        lambda w: -w @ a, np.full(n, 1 / n), jac=lambda w: -a, bounds=[(0, 1)] * n, constraints=trust_region(n, n_eff),
         method="SLSQP", options=dict(maxiter=500, ftol=1e-14),
     )  # fmt: skip
     weights = linear_weights(a, n_eff)
@@ -130,13 +134,9 @@ def test_covered_starts_are_the_constrained_optimum(n, n_eff):
     states = normal(n, 5 * n, 1.0).reshape(n, 5)
     a = 30 * (states[:, 0] + normal(n + 1, n, 1.0))  # the best segments begin elsewhere
     phi, scaled = paws.start_features(states), a / a.std()
-    constraints = (
-        dict(type="eq", fun=lambda w: w.sum() - 1, jac=lambda w: np.ones(n)),
-        dict(type="ineq", fun=lambda w: 1 / n_eff - w @ w, jac=lambda w: -2 * w),
-    )
     found = scipy.optimize.minimize(
         lambda w: np.square(w @ phi).sum() / 2 - w @ scaled, np.full(n, 1 / n), jac=lambda w: phi @ (w @ phi) - scaled,
-        bounds=[(0, 1)] * n, constraints=constraints, method="SLSQP", options=dict(maxiter=500, ftol=1e-14),
+        bounds=[(0, 1)] * n, constraints=trust_region(n, n_eff), method="SLSQP", options=dict(maxiter=500, ftol=1e-14),
     )  # fmt: skip
     weights = linear_weights(paws.cover_starts(a, states, n_eff), n_eff)
     np.testing.assert_allclose(weights, found.x, atol=1e-4)
